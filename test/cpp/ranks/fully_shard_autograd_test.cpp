@@ -11,15 +11,6 @@ Pair<Stack> stacks(Rank& rank, std::optional<bool> reshard = true) {
   return stacks(rank, sharded_on(rank).reshard_after_forward(reshard));
 }
 
-/// A step of both: `run` does the backwards of one rank, whose losses it multiplies by `scale`.
-using Do = std::function<void(Stack& model, int step, int rank, double scale)>;
-void step_of(Pair<Stack>& both, const Do& run, int step) {
-  run(both.ours, step, both.rank.rank(), 1);
-  const int world = both.rank.world_size();
-  for (int r = 0; r < world; ++r) run(both.reference, step, r, 1.0 / world);
-  both.finish(step);
-}
-
 } // namespace
 
 TEST(FullyShardAutograd, PenaltiesOnGradients) {
@@ -48,36 +39,28 @@ TEST(FullyShardAutograd, PenaltiesOnGradients) {
   });
 }
 
-TEST(FullyShardAutograd, ABackwardWithCreateGraph) {
-  on_ranks([](Rank& rank) {
-    auto both = stacks(rank);
-    const Do run = [](Stack& model, int step, int r, double scale) {
-      (stack_loss(model, step, r) * scale).backward({}, true, /*create_graph=*/true);
-      // Their graphs hold the parameters, and those the gradients: a program lets go of one.
-      for (auto& parameter : model->parameters()) parameter.mutable_grad() = parameter.grad().detach();
-    };
-    for (int step = 0; step < 4; ++step) step_of(both, run, step);
-  });
-}
-
 TEST(FullyShardAutograd, BackwardForSomeMembers) {
   on_ranks([](Rank& rank) {
     auto both = stacks(rank);
-    const auto only = [](std::vector<std::function<Tensor(Stack&)>> chosen) -> Do {
-      return [chosen = std::move(chosen)](Stack& model, int step, int r, double scale) {
+    using Member = Tensor (*)(Stack&);
+    const auto step = [&](const std::vector<Member>& chosen, int number) {
+      const auto run = [&](Stack& model, int r, double scale) {
         std::vector<Tensor> inputs;
         for (const auto& choose : chosen) inputs.push_back(choose(model));
-        (stack_loss(model, step, r) * scale).backward({}, false, false, inputs);
+        (stack_loss(model, number, r) * scale).backward({}, false, false, inputs);
       };
+      run(both.ours, rank.rank(), 1);
+      for (int r = 0; r < rank.world_size(); ++r) run(both.reference, r, 1.0 / rank.world_size());
+      both.finish(number);
     };
-    const auto head = [](Stack& model) { return model->head->weight; };
-    const auto inner = [](Stack& model) { return model->block(1)->down->bias; };
-    const auto first = [](Stack& model) { return model->embedding->weight; };
-    step_of(both, only({head}), 0);
-    step_of(both, only({inner}), 1);
-    step_of(both, only({inner, first}), 2);
+    const Member head = [](Stack& model) { return model->head->weight; };
+    const Member inner = [](Stack& model) { return model->block(1)->down->bias; };
+    const Member first = [](Stack& model) { return model->embedding->weight; };
+    step({head}, 0);
+    step({inner}, 1);
+    step({inner, first}, 2);
     both.train(stack_loss, 2, 10);
-    step_of(both, only({first, head, inner}), 20);
+    step({first, head, inner}, 20);
     both.train(stack_loss, 2, 30);
   });
 }

@@ -98,11 +98,4 @@ TEST(FullyShardNeighbours, OneIsToKeepAndAllIsToFree) {
   });
 }
 
-TEST(FullyShardNeighbours, GroupsOfTheCallersOwn) {
-  run_ranks(kWorld, [](Rank& rank) {
-    const auto mesh = Mesh::from_process_groups({"mine"}, {rank.mesh().group("world")}, rank.device());
-    stacks(rank, FullyShardOptions().mesh(mesh).reshard_after_forward(2), 5, 2).train(stack_loss, 3);
-  });
-}
-
 } // namespace shardwise::test

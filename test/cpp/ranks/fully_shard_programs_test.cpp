@@ -2,23 +2,6 @@
 #include "ranks/fully_shard_models.h"
 
 namespace shardwise::test {
-TEST(FullyShardPrograms, CollectivesOfAStep) {
-  on_ranks([](Rank& rank) {
-    auto both = stacks(rank, sharded_on(rank));
-    auto root = unit(*both.ours);
-    both.train(stack_loss, 2);
-    const auto before = root.counters();
-    both.train(stack_loss, 3, 2);
-    const auto after = root.counters();
-    // In backward the root is there already; the blocks come back.
-    ASSERT_EQ(after.all_gathers - before.all_gathers, 3 * (4 + 3));
-    ASSERT_EQ(after.reduce_scatters - before.reduce_scatters, 3 * 4);
-    ASSERT_EQ(after.all_reduces, before.all_reduces);
-    ASSERT_EQ(after.allocations, before.allocations) << "memory is allocated once";
-    ASSERT_EQ(after.unshards - before.unshards, after.reshards - before.reshards);
-  });
-}
-
 TEST(FullyShardPrograms, FrozenBetweenForwardAndBackward) {
   const auto loss = [](Stack& model, int step, int r) {
     set_trained(*model->block(0), true);

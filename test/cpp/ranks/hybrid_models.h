@@ -18,9 +18,6 @@ struct Grid {
   }
 };
 
-inline const std::vector<Grid> kGrids =
-    by_form<std::vector<Grid>>({{2, 1}, {1, 2}, {2, 2}}, {{2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}, {2, 3}});
-
 inline FullyShardOptions hybrid_on(Rank& rank, Grid grid) {
   return FullyShardOptions().mesh(rank.mesh({{"replicate", grid.copies}, {"shard", grid.shards}}));
 }

@@ -5,16 +5,6 @@
 #include "ranks/sharded_wrappings.h"
 
 namespace shardwise::test {
-TEST(FullyShardHybrid, ParityOnEveryGrid) {
-  on_grids<Stack>(kGrids, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
-    const auto root = shard_stack(both.ours, options);
-    both.train(stack_loss);
-    const auto counters = root.counters();
-    ASSERT_EQ(counters.all_reduces > 0, both.rank.world_size() > both.shards);
-    ASSERT_EQ(counters.reduce_scatters > 0, both.shards > 1);
-  });
-}
-
 TEST(FullyShardHybrid, PartialSumsWaitForTheAllReduce) {
   // R12: kept apart from .grad, through failures and changes of what is trained.
   on_grids<Stack>({{2, 2}, {2, 1}, {1, 2}}, shallow_stack, [](Pair<Stack>& both, FullyShardOptions options) {
