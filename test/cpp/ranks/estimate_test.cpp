@@ -1,6 +1,6 @@
 // estimate_memory() against the allocator: each rank is a process, so that what it allocates is its own.
+#include "ranks/fully_shard_models.h"
 #include "ranks/held_sums.h"
-#include "ranks/hybrid_models.h"
 #include "support/expect.h"
 #include "support/processes.h"
 #include "tensor_memory.h"
@@ -92,36 +92,6 @@ Measured measure(
   return measured;
 }
 
-using WrapNet = std::function<void(Net&)>;
-using Ask = std::function<MemoryEstimate(const torch::nn::Module&, EstimateOptions)>;
-
-void check(
-    Rank& rank, const std::string& what, const WrapNet& wrap, const Ask& ask, EstimateOptions more = {},
-    const WrapNet& prepare = [](Net&) {}) {
-  SCOPED_TRACE(what);
-  // The threads of a process group let go of what they had.
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const auto before = TensorMemory::bytes();
-  MemoryEstimate estimate;
-  {
-    auto plain = on_meta([] { return Net(); });
-    prepare(plain);
-    TensorMemory::forget_peak();
-    const auto now = TensorMemory::bytes();
-    estimate = ask(*plain, more.units(plain->units()));
-    ASSERT_EQ(TensorMemory::peak(), now) << "nothing is allocated";
-  }
-  Net net;
-  prepare(net);
-  wrap(net);
-  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.001));
-  const auto sums = static_cast<size_t>(more.reduce_scatter_max_input_buffers());
-  const auto measured = measure(rank, net, optimizer, before, sums, estimate.backward_peak);
-  assert_near(measured.forward, estimate.forward_peak, "forward of " + what);
-  assert_near(measured.backward, estimate.backward_peak, "backward of " + what);
-  assert_near(measured.after, estimate.after_step, "after " + what);
-}
-
 void shard_net(Net& net, const FullyShardOptions& options, int64_t sums = 1) {
   const auto held = [](torch::Tensor& output, torch::Tensor& input, c10d::ProcessGroup& group) {
     return held_sums.start(output, input, group);
@@ -134,19 +104,34 @@ void shard_net(Net& net, const FullyShardOptions& options, int64_t sums = 1) {
   shard(*net);
 }
 
-void check_sharded(
+void check(
     Rank& rank, const std::string& what, const FullyShardOptions& options, EstimateOptions more = {},
-    const WrapNet& prepare = [](Net&) {}) {
-  const auto wrap = [&](Net& net) {
-    shard_net(net, options, more.reduce_scatter_max_input_buffers());
-    unit(net)
-        .set_reduce_scatter_max_input_buffers(more.reduce_scatter_max_input_buffers())
-        .set_keep_unsharded_storage(more.keep_unsharded_storage());
-  };
-  const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
-    return estimate_memory(module, options, rank.world_size(), asked);
-  };
-  check(rank, what, wrap, ask, more.rank(rank.rank()), prepare);
+    const std::function<void(Net&)>& prepare = [](Net&) {}) {
+  SCOPED_TRACE(what);
+  // The threads of a process group let go of what they had.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const auto before = TensorMemory::bytes();
+  MemoryEstimate estimate;
+  {
+    auto plain = on_meta([] { return Net(); });
+    prepare(plain);
+    TensorMemory::forget_peak();
+    const auto now = TensorMemory::bytes();
+    estimate = estimate_memory(*plain, options, rank.world_size(), more.rank(rank.rank()).units(plain->units()));
+    ASSERT_EQ(TensorMemory::peak(), now) << "nothing is allocated";
+  }
+  Net net;
+  prepare(net);
+  shard_net(net, options, more.reduce_scatter_max_input_buffers());
+  unit(net)
+      .set_reduce_scatter_max_input_buffers(more.reduce_scatter_max_input_buffers())
+      .set_keep_unsharded_storage(more.keep_unsharded_storage());
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.001));
+  const auto sums = static_cast<size_t>(more.reduce_scatter_max_input_buffers());
+  const auto measured = measure(rank, net, optimizer, before, sums, estimate.backward_peak);
+  assert_near(measured.forward, estimate.forward_peak, "forward of " + what);
+  assert_near(measured.backward, estimate.backward_peak, "backward of " + what);
+  assert_near(measured.after, estimate.after_step, "after " + what);
 }
 
 void warm_up(Rank& rank) {
@@ -162,32 +147,14 @@ void warm_up(Rank& rank) {
 TEST(Estimate, ShardsOfTwoRanks) {
   run_processes(2, [](Rank& rank) {
     warm_up(rank);
-    check_sharded(rank, "rows", sharded_on(rank));
-    check_sharded(rank, "flat", sharded_on(rank).layout(ShardLayout::flat));
-    check_sharded(rank, "three sums", sharded_on(rank), EstimateOptions().reduce_scatter_max_input_buffers(3));
-    check_sharded(rank, "kept memory", sharded_on(rank), EstimateOptions().keep_unsharded_storage(true));
-    check_sharded(rank, "frozen", sharded_on(rank), {}, [](Net& net) {
+    check(rank, "rows", sharded_on(rank));
+    check(rank, "flat", sharded_on(rank).layout(ShardLayout::flat));
+    check(rank, "three sums", sharded_on(rank), EstimateOptions().reduce_scatter_max_input_buffers(3));
+    check(rank, "kept memory", sharded_on(rank), EstimateOptions().keep_unsharded_storage(true));
+    check(rank, "frozen", sharded_on(rank), {}, [](Net& net) {
       (*net->blocks)[1]->as<torch::nn::Sequential>()->children()[0]->parameters()[0].set_requires_grad(false);
       net->last->weight.set_requires_grad(false);
     });
-  });
-}
-
-TEST(Estimate, CopiesOfShards) {
-  run_processes(4, [](Rank& rank) {
-    warm_up(rank);
-    // Not with collectives that are done when they return: when second sums are done differs between ranks, and so does
-    // what a rank would wait in.
-    const auto more = EstimateOptions().copies(2).rank(rank.rank() % 2);
-    const auto options = hybrid_on(rank, {2, 2});
-    const auto wrap = [&](Net& net) {
-      for (const auto& block : *net->blocks) fully_shard(*block, options);
-      fully_shard(net, options);
-    };
-    const auto ask = [&](const torch::nn::Module& module, const EstimateOptions& asked) {
-      return estimate_memory(module, options, 4, asked);
-    };
-    check(rank, "copies", wrap, ask, more);
   });
 }
 
