@@ -1,6 +1,7 @@
 // The rows of fully_shard_training: what programs see of inputs and parameters, casts, methods, a world of one, and
 // microbatches.
 #include "group/leaf_storage.h"
+#include "ranks/fully_shard_models.h"
 #include "ranks/microbatches.h"
 #include "ranks/nested_inputs.h"
 #include "ranks/sharded_wrappings.h"
@@ -26,48 +27,49 @@ std::vector<torch::Tensor> members_of(const MlpImpl& mlp) {
   return {mlp.in_proj->weight, mlp.in_proj->bias, mlp.out_proj->weight, mlp.out_proj->bias};
 }
 
-/// Two MLPs: the first one's layers, and the rest, are units, or all of it is one.
-struct TwoMlps {
-  TwoMlps(int64_t width, Rank& rank, const Reshard& reshard_after_forward, bool several)
-      : model(mlps(width, 2)),
-        reference(mlps(width, 2)),
-        rank(rank),
-        width(width) {
-    // The values of rank 0 are given to all.
-    if (rank.rank() > 0) fill(*model, 99);
-    const auto wrap = sharding(rank, reshard_after_forward);
-    auto& first = model->at<MlpImpl>(0);
-    if (several) inner = {wrap(first.in_proj), wrap(first.out_proj)};
-    root = wrap(model);
+using TwoMlps = Pair<torch::nn::Sequential>;
+
+torch::Tensor loss_of_mlps(torch::nn::Sequential& model, int step, int r) {
+  return call(model, batch(step, r, model->at<MlpImpl>(0).in_proj->options.in_features())).pow(2).sum();
+}
+
+/// parameters() are shards always; members are full, with the right values, or have no memory.
+void assert_full(TwoMlps& both, bool of_first, bool of_second, const std::string& what) {
+  both.check(what);
+  const auto root = unit(*both.ours);
+  const auto before = root.counters().unshards;
+  for (int i = 0; i < 2; ++i) {
+    const auto ours = members_of(both.ours->at<MlpImpl>(i)), theirs = members_of(both.reference->at<MlpImpl>(i));
+    for (size_t k = 0; k < ours.size(); ++k) {
+      const bool is_full = i == 0 ? of_first : of_second;
+      ASSERT_EQ(group::is_freed(ours[k]), !is_full) << what << ", of MLP " << i;
+      if (is_full) assert_close(ours[k].detach(), theirs[k].detach(), what);
+    }
   }
-  torch::Tensor loss(torch::nn::Sequential& which, int step, int r) const {
-    return call(which, batch(step, r, width)).pow(2).sum();
-  }
-  /// parameters() are shards always; members are full, with the right values, or have no memory.
-  void assert_full(bool of_inner, bool of_root, const std::string& what) {
-    assert_pieces(*model, *reference, rank, what);
-    const auto before = root->counters().unshards;
-    for (int i = 0; i < 2; ++i) {
-      const bool is_full = i == 0 && !inner.empty() ? of_inner : of_root;
-      const auto ours = members_of(model->at<MlpImpl>(i)), theirs = members_of(reference->at<MlpImpl>(i));
-      for (size_t k = 0; k < ours.size(); ++k) {
-        ASSERT_EQ(group::is_freed(ours[k]), !is_full) << what << ", of MLP " << i;
-        if (is_full) assert_close(ours[k].detach(), theirs[k].detach(), what);
+  ASSERT_EQ(root.counters().unshards, before) << "a look brought nothing";
+}
+
+/// Three steps, with each policy of resharding. The first MLP's layers, and the rest, are units, or all of it is one.
+void with_two_mlps(
+    int64_t width,
+    const std::function<void(TwoMlps& both, std::vector<Unit>& units, const Reshard& reshard, int step)>& act) {
+  on_ranks([&](Rank& rank) {
+    for (const auto& reshard : reshards(rank.world_size())) {
+      for (const bool several : {false, true}) {
+        auto both = pair(rank, mlps(width, 2), mlps(width, 2));
+        // The values of rank 0 are given to all.
+        if (rank.rank() > 0) fill(*both.ours, 99);
+        const auto wrap = sharding(rank, reshard);
+        auto& first = both.ours->at<MlpImpl>(0);
+        std::vector<Unit> units;
+        if (several) units = {wrap(first.in_proj), wrap(first.out_proj)};
+        units.push_back(wrap(both.ours));
+        assert_full(both, false, false, "before");
+        for (int step = 0; step < 3; ++step) act(both, units, reshard, step);
       }
     }
-    ASSERT_EQ(root->counters().unshards, before) << "a look brought nothing";
-  }
-  void reshard() {
-    for (auto& unit : inner) unit.reshard();
-    root->reshard();
-  }
-
-  torch::nn::Sequential model, reference;
-  Rank& rank;
-  int64_t width;
-  std::vector<Unit> inner;
-  std::optional<Unit> root;
-};
+  });
+}
 
 } // namespace
 
@@ -93,37 +95,20 @@ TEST(FullyShardForwardInputs, RootNoForwardInputs) {
 }
 
 TEST(FullyShardRegisteredParams, ParamRegistrationAfterForward) {
-  on_ranks([](Rank& rank) {
-    for (const auto& reshard : reshards(rank.world_size())) {
-      for (const bool several : {false, true}) {
-        TwoMlps both(3, rank, reshard, several);
-        both.assert_full(false, false, "before");
-        for (int step = 0; step < 3; ++step) {
-          assert_close(
-              both.loss(both.model, step, rank.rank()), both.loss(both.reference, step, rank.rank()), "the loss");
-          // Unset: the outermost unit keeps its full copies.
-          both.assert_full(!frees(reshard, true), !frees(reshard, false), "after forward");
-          both.reshard();
-          both.assert_full(false, false, "resharded");
-        }
-      }
-    }
+  with_two_mlps(3, [](TwoMlps& both, std::vector<Unit>& units, const Reshard& reshard, int step) {
+    const auto r = both.rank.rank();
+    assert_close(loss_of_mlps(both.ours, step, r), loss_of_mlps(both.reference, step, r), "the loss");
+    // Unset: the outermost unit keeps its full copies.
+    assert_full(both, !frees(reshard, units.size() > 1), !frees(reshard, false), "after forward");
+    for (auto& unit : units) unit.reshard();
+    assert_full(both, false, false, "resharded");
   });
 }
 
 TEST(FullyShardRegisteredParams, ParamRegistrationAfterBackward) {
-  on_ranks([](Rank& rank) {
-    for (const auto& reshard : reshards(rank.world_size())) {
-      for (const bool several : {false, true}) {
-        TwoMlps both(8, rank, reshard, several);
-        both.assert_full(false, false, "before");
-        for (int step = 0; step < 3; ++step) {
-          both.loss(both.model, step, rank.rank()).backward();
-          reference_backward(rank, [&](int r) { return both.loss(both.reference, step, r); });
-          both.assert_full(false, false, "after backward");
-        }
-      }
-    }
+  with_two_mlps(8, [](TwoMlps& both, std::vector<Unit>&, const Reshard&, int step) {
+    both.backward(loss_of_mlps, step);
+    assert_full(both, false, false, "after backward");
   });
 }
 
