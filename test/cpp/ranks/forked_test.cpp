@@ -24,6 +24,12 @@ torch::Tensor forked_loss(torch::nn::Sequential& model, int step, int rank) {
   return model->forward(batch(step, rank, 6)).pow(2).mean();
 }
 
+/// What is wrong if `act` does not raise the error of a forked process.
+std::string expect_refused(const std::function<void()>& act) {
+  const auto text = text_of(act);
+  return text.find("forked from a rank") == std::string::npos ? text : "";
+}
+
 /// What is wrong in the child: nothing where this is empty.
 std::string look_as_child(Trained& both, const std::vector<torch::Tensor>& values, bool are_shared) {
   const auto parameters = both.ours->parameters();
@@ -35,8 +41,8 @@ std::string look_as_child(Trained& both, const std::vector<torch::Tensor>& value
     });
     if (use.find(are_shared ? "forked from a rank" : "no error") == std::string::npos) return use;
   }
-  const auto gradient = text_of([&] { parameters[0].grad().sum().item<float>(); });
-  if (gradient.find("forked from a rank") == std::string::npos) return "a gradient: " + gradient;
+  const auto gradient = expect_refused([&] { parameters[0].grad().sum().item<float>(); });
+  if (!gradient.empty()) return "a gradient: " + gradient;
   // A replicated unit has nothing to gather; torch itself runs no backward in a child.
   const auto step = text_of([&] {
     unit(*both.ours).reshard();
@@ -47,9 +53,8 @@ std::string look_as_child(Trained& both, const std::vector<torch::Tensor>& value
   }
   const auto group = both.rank.mesh().group("world");
   std::vector<torch::Tensor> one{torch::ones({1})};
-  const auto sum = text_of([&] { group->allreduce(one)->wait(); });
-  if (sum.find("forked from a rank") == std::string::npos) return "an all-reduce: " + sum;
-  return "";
+  const auto sum = expect_refused([&] { group->allreduce(one)->wait(); });
+  return sum.empty() ? "" : "an all-reduce: " + sum;
 }
 
 /// Forks, and expects the child to find nothing wrong.
@@ -92,12 +97,6 @@ void fork_while_training(
   both.optimize();
   for (const int end : trained) close(end);
   assert_state(full_state_dict(ours), plain_state(*both.reference), "trained on");
-}
-
-/// What is wrong if `act` does not raise the error of a forked process.
-std::string expect_refused(const std::function<void()>& act) {
-  const auto text = text_of(act);
-  return text.find("forked from a rank") == std::string::npos ? text : "";
 }
 
 } // namespace

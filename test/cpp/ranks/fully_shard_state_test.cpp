@@ -70,21 +70,7 @@ TEST(FullyShardStateDict, GathersEveryUnitOnce) {
   });
 }
 
-TEST(FullyShardStateDict, OnRank0AndOnTheCpu) {
-  on_worlds([](Rank& rank) {
-    Zoo ours, reference;
-    shard_zoo(ours, rank, sharded_on(rank));
-    const auto dict = full_state_dict(ours, FullStateDictOptions().rank0_only(true).cpu_offload(true));
-    if (rank.rank() == 0) {
-      assert_state(dict, plain_state(*reference), "rank 0");
-      for (const auto& item : dict) ASSERT_TRUE(item.value().device().is_cpu());
-    } else {
-      ASSERT_TRUE(dict.is_empty());
-    }
-  });
-}
-
-TEST(FullyShardStateDict, TiedIgnoredReplicatedWholeAndBuffers) {
+TEST(FullyShardStateDict, EveryKindOnAllRanksAndOnRank0) {
   on_worlds([](Rank& rank) {
     for (const auto& options : layouts(rank)) {
       Zoo ours;
@@ -92,6 +78,10 @@ TEST(FullyShardStateDict, TiedIgnoredReplicatedWholeAndBuffers) {
       shard_zoo(ours, rank, options);
       const auto dict = full_state_dict(ours);
       assert_state(dict, plain_state(*reference), "the zoo");
+      const auto on_rank0 = full_state_dict(ours, FullStateDictOptions().rank0_only(true).cpu_offload(true));
+      if (rank.rank() == 0) assert_state(on_rank0, plain_state(*reference), "rank 0");
+      ASSERT_EQ(on_rank0.is_empty(), rank.rank() > 0);
+      for (const auto& item : on_rank0) ASSERT_TRUE(item.value().device().is_cpu());
       // As torch's: parameters and buffers of a module, then those of its children.
       std::vector<std::string> keys;
       for (const auto& entry : reference->named_modules()) {

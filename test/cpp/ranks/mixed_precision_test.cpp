@@ -309,7 +309,7 @@ TEST(FullyShardMixedPrecision, InputsAndOutputs) {
   });
 }
 
-TEST(FullyShardMixedPrecision, FrozenFirstAndSeveralDtypes) {
+TEST(FullyShardMixedPrecision, FrozenFirst) {
   run_ranks(2, [](Rank& rank) {
     LowReference<Layers> reference(make_layers, {});
     auto ours = make_layers();
@@ -322,11 +322,6 @@ TEST(FullyShardMixedPrecision, FrozenFirstAndSeveralDtypes) {
     for (auto& parameter : ours->parameters()) parameter.mutable_grad() = torch::Tensor();
     set(true);
     train_low<Layers>(rank, ours, reference, layers_loss, 2);
-    // Cast after wrapping: the shards follow, the full copies stay what the policy says.
-    ours->to(torch::kDouble);
-    layers_loss(ours, 9, rank.rank(), std::nullopt).backward();
-    for (const auto& parameter : ours->parameters()) ASSERT_EQ(parameter.grad().dtype(), torch::kDouble);
-    ASSERT_EQ(ours->ptr<torch::nn::LinearImpl>(0)->weight.dtype(), kLow);
   });
 }
 

@@ -159,15 +159,13 @@ TEST(ParameterDtypes, AnotherDtypeIsRefused) {
 
 TEST(ParameterDtypes, GradientsOfAnotherDtype) {
   run_ranks(2, [](Rank& rank) {
-    auto ours = normed();
-    auto reference = normed();
-    for (const auto& parameter : ours->parameters()) parameter.set_grad_dtype(torch::kDouble);
-    fully_shard(ours, sharded_on(rank));
+    auto both = pair(rank, normed(), normed());
+    auto mine = both.ours->parameters(), expected = both.reference->parameters();
+    for (const auto& parameter : mine) parameter.set_grad_dtype(torch::kDouble);
+    fully_shard(both.ours, sharded_on(rank));
+    mine = both.ours->parameters();
     for (int step = 0; step < 3; ++step) {
-      call(ours, batch(step, rank.rank(), 6)).pow(2).sum().backward();
-      reference_backward(rank, [&](int r) { return reference->forward(batch(step, r, 6)).pow(2).sum(); });
-      auto expected = reference->parameters();
-      auto mine = ours->parameters();
+      both.backward([](Layers& model, int s, int r) { return call(model, batch(s, r, 6)).pow(2).sum(); }, step);
       const torch::NoGradGuard guard;
       for (size_t i = 0; i < mine.size(); ++i) {
         ASSERT_EQ(mine[i].grad().scalar_type(), torch::kDouble);
@@ -176,8 +174,7 @@ TEST(ParameterDtypes, GradientsOfAnotherDtype) {
         expected[i].sub_(0.05 * expected[i].grad());
       }
       assert_close(mine[0].detach(), piece_of(expected[0].detach(), rank), "values");
-      ours->zero_grad();
-      reference->zero_grad();
+      both.each([](Layers& model) { model->zero_grad(); });
     }
   });
 }

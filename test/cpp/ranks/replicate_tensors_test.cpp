@@ -19,13 +19,6 @@ at::Tensor loss_of(const std::vector<at::Tensor>& tensors, int step, int rank) {
   return (torch::linear(x, tensors[0], tensors[1]) * tensors[2]).pow(2).mean();
 }
 
-void expect_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& reference, int step) {
-  for (size_t i = 0; i < ours.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(ours[i], reference[i])) << "value " << i << " in step " << step;
-    EXPECT_TRUE(torch::allclose(ours[i].grad(), reference[i].grad())) << "gradient " << i << " in step " << step;
-  }
-}
-
 } // namespace
 
 TEST(ReplicateTensors, GrowAndShrinkBetweenSteps) {
@@ -44,7 +37,10 @@ TEST(ReplicateTensors, GrowAndShrinkBetweenSteps) {
     for (int step = 0; step < 12; ++step) {
       loss_of(ours, step, rank.rank()).backward();
       reference_backward(rank, [&](int r) { return loss_of(reference, step, r); });
-      expect_same(ours, reference, step);
+      for (size_t i = 0; i < ours.size(); ++i) {
+        EXPECT_TRUE(torch::allclose(ours[i], reference[i])) << "value " << i << " in step " << step;
+        EXPECT_TRUE(torch::allclose(ours[i].grad(), reference[i].grad())) << "gradient " << i << " in step " << step;
+      }
       // As a program does that splits and drops rows.
       for (auto* tensors : {&ours, &reference}) {
         for (size_t i : {0, 1}) {
