@@ -46,7 +46,7 @@ bool same_owner(const std::shared_ptr<void>& a, const std::shared_ptr<void>& b) 
 class Observer final : public HolderLayout {
  public:
   // The cast to HolderLayout is valid by layout, not by class.
-  [[gnu::no_sanitize("vptr")]] explicit Observer(Content observed)
+  __attribute__((no_sanitize("vptr"))) explicit Observer(Content observed)
       : HolderLayout(observed->type_info),
         observed_(std::move(observed)) {
     base_ = observed_->ptr().get();

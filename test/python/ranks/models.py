@@ -112,20 +112,20 @@ def train_alike(
     models: Sequence[nn.Module],
     reference: nn.Module,
     backward: Callable[[Any, int, int], Any],
-    part: int,
-    parts: int,
+    part: tuple[int, int],
     optimizer: Callable[..., torch.optim.Optimizer],
     rtol: float = 1e-5,
-    atol: float = 1e-6,
 ) -> None:
-    """Each with one of these parts of the data, beside one process that has all: whole gradients and values are its,
-    and shards are the same in all. `backward` brings the gradients of a step and a part."""
+    """Each with one part of the data, given as its number and their count, beside one process that has all: whole
+    gradients and values are its, and shards are the same in all. `backward` brings the gradients of a step and a
+    part."""
+    number, parts = part
     optimizers = [optimizer(each.parameters()) for each in (reference, *models)]
     for step in range(3):
         for each in range(parts):
             backward(reference, step, each)
         for model in models:
-            backward(model, step, part)
+            backward(model, step, number)
         for name, whole in reference.named_parameters():
             mine, *others = [model.get_parameter(name) for model in models]
             assert (mine.grad is None) == (whole.grad is None), name
@@ -133,14 +133,14 @@ def train_alike(
                 continue
             assert isinstance(mine, DTensor) and isinstance(mine.grad, DTensor), name
             whole.grad /= parts
-            torch.testing.assert_close(mine.grad.full_tensor(), whole.grad, rtol=rtol, atol=atol / 10)
+            torch.testing.assert_close(mine.grad.full_tensor(), whole.grad, rtol=rtol, atol=rtol / 100)
             for other in others:
                 assert mine._spec == other._spec and mine.grad._spec == other.grad._spec, name
-                torch.testing.assert_close(local(mine.grad), local(other.grad), rtol=rtol, atol=atol / 10)
+                torch.testing.assert_close(local(mine.grad), local(other.grad), rtol=rtol, atol=rtol / 100)
         step_all(optimizers)
     values = models[0].state_dict()
     for name, value in reference.state_dict().items():
-        torch.testing.assert_close(values[name].full_tensor(), value, rtol=rtol, atol=atol)
+        torch.testing.assert_close(values[name].full_tensor(), value, rtol=rtol, atol=rtol / 10)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

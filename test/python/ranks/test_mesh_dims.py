@@ -99,7 +99,7 @@ def trains(rank: int, case: Case) -> None:
         return out.redistribute(placements=placements).to_local().pow(2).mean()
 
     adam = partial(torch.optim.AdamW, lr=0.05)
-    train_alike(models, reference, lambda *what: loss(*what).backward(), number, count, adam)
+    train_alike(models, reference, lambda *what: loss(*what).backward(), (number, count), adam)
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
         assert parameter.device_mesh.mesh_dim_names == case.spread, name

@@ -76,7 +76,7 @@ def trains(rank: int, options: dict[str, Any]) -> None:
         model(batch(step, part, WIDTH)).pow(2).mean().backward()
 
     adam = partial(torch.optim.AdamW, lr=0.02, eps=1e-16, foreach=False)
-    train_alike(models, reference, backward, rank, WORLD, adam)
+    train_alike(models, reference, backward, (rank, WORLD), adam)
     for name, parameter in models[0].named_parameters():
         assert isinstance(parameter, DTensor)
         assert ("efsdp" in (parameter.device_mesh.mesh_dim_names or ())) == ("experts" in name), name

@@ -82,7 +82,7 @@ def train(rank: int, step: Step, before: Callable[[Any, int, int], None], microb
             step(model, batch(number * microbatches + micro, part, 6))
 
     adam = partial(torch.optim.AdamW, lr=0.02)
-    train_alike(models, Headed(), backward, rank, 2, adam, rtol=1e-4, atol=1e-5)
+    train_alike(models, Headed(), backward, (rank, 2), adam, rtol=1e-4)
     return models[0]
 
 

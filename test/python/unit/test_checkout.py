@@ -7,10 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
-import build
 import pytest
 from checkout import ROOT
 from installation import Environment
+
+import build
 
 IMPORT = "import shardwise, torch.distributed.fsdp as fsdp; print(shardwise.__file__, fsdp.fully_shard.__module__)"
 FIND = "import importlib.util as u; print(getattr(u.find_spec('shardwise'), 'origin', None))"
