@@ -66,7 +66,7 @@ Order::Moment Schedule::now() {
 
 void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) {
   is_for_one_ = is_for_one_ || unit->visible_tensors_change();
-  unit->id_ = order_.add(unit->number(), timing);
+  unit->belong_to(shared_from_this(), order_.add(unit->number(), timing));
   units_.push_back(unit);
   living_.push_back(unit.get());
 }
@@ -75,12 +75,11 @@ void Schedule::add(const std::shared_ptr<Unit>& unit, const UnitTiming& timing) 
 void Schedule::take_over(Schedule& other, const Unit& outer) {
   other.finish_sums();
   is_for_one_ = is_for_one_ || other.is_for_one_;
-  const auto first = order_.absorb(other.order_, outer.id_);
+  const auto first = order_.absorb(other.order_, outer.id());
   for (auto& weak : other.units_) {
     const auto unit = weak.lock();
     if (unit) {
-      unit->id_ += first;
-      unit->schedule_ = shared_from_this();
+      unit->belong_to(shared_from_this(), first + unit->id());
       add_to_tree(*unit, shared_from_this());
     }
     units_.push_back(std::move(weak));
@@ -93,9 +92,9 @@ void Schedule::take_over(Schedule& other, const Unit& outer) {
 
 // A unit that could not be made may never have been added.
 void Schedule::remove(const Unit& unit) {
-  if (unit.id_ >= living_.size() || living_[unit.id_] != &unit) return;
-  living_[unit.id_] = nullptr;
-  order_.remove(unit.id_);
+  if (unit.id() >= living_.size() || living_[unit.id()] != &unit) return;
+  living_[unit.id()] = nullptr;
+  order_.remove(unit.id());
 }
 
 std::vector<std::shared_ptr<Unit>> Schedule::units() const {
@@ -107,8 +106,8 @@ std::vector<std::shared_ptr<Unit>> Schedule::units() const {
 }
 
 std::vector<std::shared_ptr<Unit>> Schedule::call(const Unit& unit) const {
-  std::vector<std::shared_ptr<Unit>> units{units_[unit.id_].lock()};
-  for (const auto companion : order_.companions(unit.id_)) units.push_back(units_[companion].lock());
+  std::vector<std::shared_ptr<Unit>> units{units_[unit.id()].lock()};
+  for (const auto companion : order_.companions(unit.id())) units.push_back(units_[companion].lock());
   return units;
 }
 
@@ -119,7 +118,7 @@ std::vector<std::shared_ptr<Unit>> Schedule::in_order_of_sums() const {
 }
 
 bool Schedule::takes_part(const Unit& unit) const {
-  return order_.takes_part(unit.id_);
+  return order_.takes_part(unit.id());
 }
 
 void Schedule::enter(Unit& unit, Keep keep) {
@@ -132,40 +131,40 @@ void Schedule::enter(Unit& unit, Keep keep) {
   }
   const observe::Label label(backward ? "FSDP::pre_backward" : "FSDP::pre_forward", unit.name());
   backward ? join_backward() : await_optimizer();
-  order_.enter(unit.id_, keep, moment, *this);
+  order_.enter(unit.id(), keep, moment, *this);
   if (observe::recording()) unit.begin_span();
 }
 
 void Schedule::come_back(Unit& unit) {
   const Event event(*this, unit);
-  order_.count_use(unit.id_, now());
-  for (const auto& each : call(unit)) perform({Action::Kind::gather, each->id_});
+  order_.count_use(unit.id(), now());
+  for (const auto& each : call(unit)) perform({Action::Kind::gather, each->id()});
 }
 
 bool Schedule::is_in(const Unit& unit, Keep keep, Order::Moment moment) {
   if (moment.backward < 0 && another_runs_backward(unit.name())) return true;
-  return !await_event && order_.is_in(unit.id_, keep, moment, *this);
+  return !await_event && order_.is_in(unit.id(), keep, moment, *this);
 }
 
 void Schedule::leave(Unit& unit, bool exactly) {
   const observe::Label label("FSDP::post_forward", unit.name());
   if (BackwardWatch::running()) return;
-  unit.forward_span_.reset();
+  unit.end_forward_span();
   const Event event(*this, unit);
   if (another_runs_backward(unit.name())) return;
-  order_.leave(unit.id_, exactly, *this);
+  order_.leave(unit.id(), exactly, *this);
 }
 
 void Schedule::fail_forward(Unit& unit) {
-  unit.forward_span_.reset();
-  order_.fail_forward(unit.id_);
+  unit.end_forward_span();
+  order_.fail_forward(unit.id());
 }
 
 void Schedule::begin_unshard_by_hand(Unit& unit) {
   const Event event(*this, unit);
   if (another_runs_backward(unit.name())) return;
   follow_optimizer();
-  if (unit.begin_unshard()) order_.gathered_by_hand(unit.id_);
+  if (unit.begin_unshard()) order_.gathered_by_hand(unit.id());
 }
 
 void Schedule::await_optimizer() {
@@ -235,14 +234,14 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
   for (const auto& unit : in_backward_) {
     unit->follow_visible();
     unit->renew_groups();
-    unit->sums_.prepare();
+    unit->sums().prepare();
     for (const auto& parameter : unit->parameters()) {
       // Autograd skips a leaf that was frozen after the forward.
       const bool is_trained = parameter->leaf_requires_grad();
-      if (is_trained && expectation.holds(parameter->leaf())) order_.expect(unit->id_, parameter->index);
+      if (is_trained && expectation.holds(parameter->leaf())) order_.expect(unit->id(), parameter->index);
     }
-    if (unit->options.sync && unit->sums_.are_owed()) order_.engage(unit->id_);
-    late = late || (unit->sums_.share_group() && !order_.starts_sums_alike());
+    if (unit->options.sync && unit->sums().are_owed()) order_.engage(unit->id());
+    late = late || (unit->sums().share_group() && !order_.starts_sums_alike());
   }
   order_.set_late(late);
   agree_on_sums(in_backward_);
@@ -250,8 +249,8 @@ void Schedule::join(const Expectation& expectation, bool another_is_first) {
 
 void Schedule::gradient_arriving(Unit& unit, const group::Parameter& parameter, bool defined) {
   join_backward();
-  if (order_.is_entered_by_gradients(unit.id_)) enter(unit);
-  if (!defined) order_.no_gradient(unit.id_, parameter.index, now());
+  if (order_.is_entered_by_gradients(unit.id())) enter(unit);
+  if (!defined) order_.no_gradient(unit.id(), parameter.index, now());
 }
 
 bool Schedule::is_inside_another() const {
@@ -264,8 +263,8 @@ void Schedule::gradient_arrived(Unit& unit, const group::Parameter& parameter) {
     if (const auto watch = watch_.lock()) watch->arrived(shared_from_this());
   }
   const auto moment = now();
-  if (unit.sums_.has_large(parameter)) unit.sums_.take_large(order_.is_next(unit.id_, moment, *this));
-  order_.gradient_arrived(unit.id_, parameter.index, moment, *this);
+  if (unit.sums().has_large(parameter)) unit.sums().take_large(order_.is_next(unit.id(), moment, *this));
+  order_.gradient_arrived(unit.id(), parameter.index, moment, *this);
 }
 
 void Schedule::end_backward(bool runs_hooks) {
@@ -277,18 +276,18 @@ void Schedule::end_backward(bool runs_hooks) {
   if (!inside.empty()) sum_reached_inside(inside);
   if (finalized_by_hand_) return;
   for (const auto& unit : units) {
-    if (unit) unit->sums_.need_nothing_left();
+    if (unit) unit->sums().need_nothing_left();
   }
 }
 
 void Schedule::run_hooks() {
   for (const auto& unit : in_order_of_sums()) {
-    if (unit) unit->sums_.run_hooks();
+    if (unit) unit->sums().run_hooks();
   }
 }
 
 void Schedule::forget_hooks() {
-  for (const auto& unit : units()) unit->sums_.forget_hooks();
+  for (const auto& unit : units()) unit->sums().forget_hooks();
 }
 
 // All ranks do the same: they ran the same backwards inside this one.
@@ -297,7 +296,7 @@ void Schedule::sum_reached_inside(const std::vector<UnitId>& reached) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const auto unit : reached) {
     units.push_back(units_[unit].lock());
-    units.back()->sums_.turn_to_inside();
+    units.back()->sums().turn_to_inside();
   }
   agree_on_sums(units);
   order_.end_backward(/*publishes=*/!finalized_by_hand_, *this);
@@ -310,8 +309,8 @@ void Schedule::reduce_pending() {
   order_.begin_pending(*this);
   for (const auto& unit : in_backward_) {
     unit->renew_groups();
-    unit->sums_.prepare();
-    if (unit->sums_.has_pending() || unit->sums_.are_owed()) order_.engage(unit->id_);
+    unit->sums().prepare();
+    if (unit->sums().has_pending() || unit->sums().are_owed()) order_.engage(unit->id());
   }
   agree_on_sums(in_backward_);
   end_backward();
@@ -371,7 +370,7 @@ void Schedule::reset_iteration() {
   need_no_other_backward();
   finalizing_.reset();
   order_.reset_all(*this);
-  for (const auto& unit : units()) unit->sums_.forget_accumulated();
+  for (const auto& unit : units()) unit->sums().forget_accumulated();
 }
 
 void Schedule::set_finalized_by_hand(bool value) {
@@ -429,24 +428,24 @@ bool Schedule::perform(Action action) {
       unit.reshard(/*hold=*/!action.backward);
       break;
     case Kind::start_sum:
-      unit.sums_.begin();
+      unit.sums().begin();
       break;
     case Kind::poll_sum:
-      return unit.sums_.advance();
+      return unit.sums().advance();
     case Kind::finish_first_sum:
-      unit.sums_.finish_first();
+      unit.sums().finish_first();
       break;
     case Kind::wait_sum:
-      unit.sums_.wait();
+      unit.sums().wait();
       break;
     case Kind::publish:
-      unit.sums_.publish();
+      unit.sums().publish();
       break;
     case Kind::run_hooks:
-      if (!hooks_wait_) unit.sums_.run_hooks();
+      if (!hooks_wait_) unit.sums().run_hooks();
       break;
     case Kind::forget_backward:
-      unit.sums_.forget();
+      unit.sums().forget();
       break;
   }
   return false;
@@ -458,7 +457,7 @@ void Schedule::gather_list(const Unit& unit, bool backward) {
     const auto next = weak.lock();
     if (!next) continue;
     next->schedule()->follow_optimizer();
-    next->schedule()->perform({Action::Kind::gather_ahead, next->id_, backward});
+    next->schedule()->perform({Action::Kind::gather_ahead, next->id(), backward});
   }
 }
 

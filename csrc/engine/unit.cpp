@@ -245,7 +245,6 @@ void Unit::gradient_published(const at::Tensor& gradient) {
   if (settings_.front_end && shards().size() > 1) settings_.front_end->published(gradient);
 }
 
-// While modules show what the optimizer sees, that is what the program freezes.
 void Unit::follow_visible() {
   if (!settings_.front_end || shows_full_) return;
   for (const auto& parameter : parameters_) parameter->follow_visible();

@@ -183,6 +183,26 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
     return schedule_->order().timing(id_);
   }
 
+  // What its schedule, which has the order of the tree, calls:
+  /// From now on this schedule's, by this id in its order.
+  void belong_to(std::shared_ptr<Schedule> schedule, UnitId id) {
+    schedule_ = std::move(schedule);
+    id_ = id;
+  }
+  UnitId id() const {
+    return id_;
+  }
+  GradientSums& sums() {
+    return sums_;
+  }
+  /// While modules show what the optimizer sees, that is what the program freezes.
+  void follow_visible();
+  /// While a record is on: of a forward or a backward.
+  void begin_span();
+  void end_forward_span() {
+    forward_span_.reset();
+  }
+
   // What front ends announce.
   /// A tensor is about to be used: Schedule::enter(), but cheap if this unit was entered last and nothing changed
   /// since. `moment` is Schedule::now().
@@ -272,12 +292,10 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void gradient_arrived(group::Parameter& parameter) override;
   void gradient_published(const at::Tensor& gradient) override;
 
-  friend class Schedule;
   /// From now on unit_of_shard() finds this unit for it. The unit holds on to its shards, so an address means the same
   /// tensor as long as its entry exists.
   void add_shard(const at::Tensor& shard);
   static void remove_shard(const at::TensorImpl* shard);
-  void follow_visible();
   void find_neighbours();
   void adopt(const std::vector<NamedTensor>& adopted);
   void check_structure(std::vector<NamedTensor>& own, const std::vector<NamedTensor>& buffers, size_t adopted);
@@ -288,7 +306,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::string describe_gather(bool near, bool backward) const;
   void make_shard(group::Parameter& parameter, const at::Tensor& values);
   void show(bool full);
-  void begin_span();
   void begin(std::unique_ptr<observe::Span>& span, const char* kind) const;
   void follow_parameters(bool takes_memory);
   void need_no_copies() const;
@@ -311,7 +328,6 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   std::vector<std::unique_ptr<group::Group>> groups_;
   std::shared_ptr<Unit> outer_;
   std::shared_ptr<Schedule> schedule_;
-  /// Its id in the schedule's order.
   UnitId id_ = 0;
   Counters counters_;
   std::function<void()> modules_check_;
