@@ -17,7 +17,7 @@ namespace {
 /// Gives every test its time limit. A rank process has none: the process that started it watches the time.
 class LimitTests : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo&) override {
-    limit_ = std::make_unique<TimeLimit>(is_rank_process() ? TimeLimit::kUnlimited : std::chrono::milliseconds(0));
+    limit_ = std::make_unique<TimeLimit>(is_rank_process() ? TimeLimit::kUnlimited : default_time_limit());
   }
   void OnTestEnd(const testing::TestInfo&) override {
     limit_.reset();

@@ -55,7 +55,7 @@ std::optional<Failure> run_one(Rank& rank, const std::function<void(Rank&)>& fn)
 } // namespace
 
 void run_ranks(int n, const std::function<void(Rank&)>& fn, const RankOptions& options) {
-  const TimeLimit limit(options.time_limit);
+  const TimeLimit limit;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Rank> ranks;
   for (int k = 0; k < n; ++k) ranks.emplace_back(k, n, store, options);

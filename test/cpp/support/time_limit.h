@@ -9,16 +9,15 @@ namespace shardwise::test {
 std::chrono::milliseconds default_time_limit();
 
 /// Starts the thread that watches the time; called once, by main(), in the thread that runs the tests.
-/// From then on SIGUSR1 makes the process print the last step and the stack of every watched thread. A process without
-/// a time limit then ends with exit code 124: the one that watches it asks for last words.
+/// From then on SIGUSR1 ends the process as the end of the time does: the process that watches this one sends it.
 void start_time_watch();
 
-/// While it lives, the running test has this long, from its making; zero: the default. When the time is up, the
-/// process names the test, prints the last step and the stack of every watched thread, and ends with exit code 124.
-/// The innermost one counts.
+/// While it lives, the running test has this long, from its making. When the time is up, the process names the test,
+/// prints the last step of every watched thread and the stacks of all threads, and ends with exit code 124. The
+/// innermost one counts.
 class TimeLimit {
  public:
-  explicit TimeLimit(std::chrono::milliseconds limit);
+  explicit TimeLimit(std::chrono::milliseconds limit = default_time_limit());
   ~TimeLimit();
   TimeLimit(const TimeLimit&) = delete;
   TimeLimit& operator=(const TimeLimit&) = delete;
