@@ -19,10 +19,8 @@ void run_program(uint64_t seed, bool plain = false) {
   const Program program(seed, plain);
   try {
     // Soon enough that an error names the unit, and not the time limit the program.
-    RankOptions options;
-    options.timeout = std::chrono::seconds(10);
     run_ranks(
-        Program::kRanks, [&](Rank& rank) { Machine(rank, program).run(); }, options);
+        Program::kRanks, [&](Rank& rank) { Machine(rank, program).run(); }, std::chrono::seconds(10));
   } catch (const std::exception& error) {
     FAIL(program.text() << "\n" << error.what() << "\n\nOnce more: program_tests --rng-seed " << seed);
   }

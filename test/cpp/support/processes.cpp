@@ -38,13 +38,13 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
 }
 
 /// The rank of this process, to the end of the process.
-[[noreturn]] void run_this_rank(const std::function<void(Rank&)>& fn, const RankOptions& options) {
+[[noreturn]] void run_this_rank(const std::function<void(Rank&)>& fn) {
   int status = 1;
   {
     // Each life of a rank that torchrun starts again has keys of its own.
     const auto store = c10::make_intrusive<c10d::PrefixStore>(
         "life" + variable("TORCHELASTIC_RESTART_COUNT", "0"), store_at(std::stoi(variable(kStorePort, "")), false));
-    Rank rank(std::stoi(variable("RANK", "0")), std::stoi(variable("WORLD_SIZE", "1")), store, options);
+    Rank rank(std::stoi(variable("RANK", "0")), std::stoi(variable("WORLD_SIZE", "1")), store, kMeshTimeout);
     const WatchedThread watched(rank.name());
     const testing::ScopedTrace trace(__FILE__, __LINE__, rank.name());
     try {
@@ -74,8 +74,8 @@ void refuse_second_call() {
   last = now;
 }
 
-std::vector<Ended> run_limited(const std::vector<Command>& commands, const ProcessOptions& options) {
-  const auto limit = options.time_limit.count() == 0 ? default_time_limit() : options.time_limit;
+std::vector<Ended> run_limited(const std::vector<Command>& commands) {
+  const auto limit = default_time_limit();
   const TimeLimit backstop(limit + kSpare);
   return run_commands(commands, limit);
 }
@@ -90,7 +90,7 @@ void show(const std::string& name, const Ended& ended) {
 } // namespace
 
 std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, const ProcessOptions& options) {
-  if (is_rank_process()) run_this_rank(fn, options);
+  if (is_rank_process()) run_this_rank(fn);
   refuse_second_call();
   const auto store = store_at(0, true);
   const Port port;
@@ -103,7 +103,7 @@ std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, co
         {"MASTER_PORT", std::to_string(port.number())}};
     commands.push_back(this_test(environment_of(store->getPort(), rank, options)));
   }
-  auto results = run_limited(commands, options);
+  auto results = run_limited(commands);
   std::vector<int> ranks(results.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   // The first that failed is told first.
@@ -118,7 +118,7 @@ std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, co
 Ended run_torchrun(
     int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments,
     const ProcessOptions& options) {
-  if (is_rank_process()) run_this_rank(fn, options);
+  if (is_rank_process()) run_this_rank(fn);
   refuse_second_call();
   const auto store = store_at(0, true);
   auto command = this_test(environment_of(store->getPort(), {}, options));
@@ -132,7 +132,7 @@ Ended run_torchrun(
       "--rdzv-endpoint=127.0.0.1:0"};
   call.insert(call.end(), arguments.begin(), arguments.end());
   command.arguments.insert(command.arguments.begin(), call.begin(), call.end());
-  auto ended = run_limited({command}, options).front();
+  auto ended = run_limited({command}).front();
   if (ended.timed_out || (!ended.ok() && options.may_fail.empty())) show("torchrun", ended);
   return ended;
 }

@@ -10,7 +10,7 @@
 
 namespace shardwise::test {
 
-struct ProcessOptions : RankOptions {
+struct ProcessOptions {
   /// Changes to the environment of the ranks.
   Environment environment;
   /// Ranks that may end as they like. A failure of any other fails the test and shows its output.

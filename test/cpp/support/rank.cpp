@@ -9,11 +9,11 @@
 
 namespace shardwise::test {
 
-Rank::Rank(int rank, int world_size, c10::intrusive_ptr<c10d::Store> store, const RankOptions& options)
+Rank::Rank(int rank, int world_size, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
     : rank_(rank),
       world_size_(world_size),
       store_(std::move(store)),
-      options_(options) {}
+      timeout_(timeout) {}
 
 std::string Rank::name() const {
   return c10::str("rank ", rank_, " of ", world_size_);
@@ -38,8 +38,8 @@ Mesh Rank::mesh(const std::vector<Axis>& axes) {
 MeshOptions Rank::mesh_options(const std::string& name) const {
   return MeshOptions()
       .device(device())
-      .connect_timeout(options_.connect_timeout)
-      .timeout(options_.timeout)
+      .connect_timeout(kMeshTimeout)
+      .timeout(timeout_)
       .store(c10::make_intrusive<c10d::PrefixStore>(name, store_))
       .rank(rank_)
       .world_size(world_size_);

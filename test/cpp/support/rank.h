@@ -9,19 +9,13 @@
 
 namespace shardwise::test {
 
-/// What every way to run ranks may be told.
-struct RankOptions {
-  /// How long the whole run may take. Zero: SHARDWISE_TEST_TIME_LIMIT seconds, else 120.
-  std::chrono::milliseconds time_limit{0};
-  /// The timeouts of the meshes that Rank::mesh() makes.
-  std::chrono::milliseconds connect_timeout = std::chrono::seconds(60);
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);
-};
+constexpr std::chrono::milliseconds kMeshTimeout = std::chrono::seconds(60);
 
 /// What a test's function gets: one rank, be it a thread or a process.
 class Rank {
  public:
-  Rank(int rank, int world_size, c10::intrusive_ptr<c10d::Store> store, const RankOptions& options);
+  /// `timeout`: of its meshes.
+  Rank(int rank, int world_size, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout);
 
   int rank() const {
     return rank_;
@@ -54,7 +48,7 @@ class Rank {
   int rank_;
   int world_size_;
   c10::intrusive_ptr<c10d::Store> store_;
-  RankOptions options_;
+  std::chrono::milliseconds timeout_;
   std::map<std::string, Mesh> meshes_;
 };
 

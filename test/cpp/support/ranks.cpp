@@ -54,11 +54,11 @@ std::optional<Failure> run_one(Rank& rank, const std::function<void(Rank&)>& fn)
 
 } // namespace
 
-void run_ranks(int n, const std::function<void(Rank&)>& fn, const RankOptions& options) {
+void run_ranks(int n, const std::function<void(Rank&)>& fn, std::chrono::milliseconds timeout) {
   const TimeLimit limit;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Rank> ranks;
-  for (int k = 0; k < n; ++k) ranks.emplace_back(k, n, store, options);
+  for (int k = 0; k < n; ++k) ranks.emplace_back(k, n, store, timeout);
 
   std::mutex mutex;
   std::vector<Failure> failures;

@@ -13,6 +13,6 @@ namespace shardwise::test {
 /// a std::runtime_error: "rank 1 of 2: ..." with that rank's text, then the other ranks that failed. The first to fail
 /// is told first, but an error that only says that a peer is gone gives way to any other. The default generator belongs
 /// to the process (T21): threads must not use it. For dropout, and for ranks that die, use run_processes.
-void run_ranks(int n, const std::function<void(Rank&)>& fn, const RankOptions& options = {});
+void run_ranks(int n, const std::function<void(Rank&)>& fn, std::chrono::milliseconds timeout = kMeshTimeout);
 
 } // namespace shardwise::test
