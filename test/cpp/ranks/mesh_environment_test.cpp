@@ -67,7 +67,16 @@ TEST(MeshEnvironment, OneAfterTheOtherAndAway) {
   });
 }
 
-/// This test again on three ranks, by a launcher in the folder of Python's programs that sets `rank` for each.
+/// This test again, by a launcher of ranks.
+Ended launch(std::vector<std::string> launcher, const Environment& changes = {}) {
+  auto command = this_test(of_no_rank(changes));
+  command.arguments.insert(command.arguments.begin(), launcher.begin(), launcher.end());
+  auto ended = run_limited({command}).front();
+  EXPECT_TRUE(ended.ok()) << ended.how() << ":\n" << ended.output;
+  return ended;
+}
+
+/// On three ranks, by a launcher in the folder of Python's programs that sets `rank` for each.
 void run_under(const std::string& launcher, const std::vector<std::string>& arguments, const char* rank) {
   if (std::getenv(rank) != nullptr) {
     const auto mesh = Mesh::from_env(on_cpu());
@@ -75,14 +84,12 @@ void run_under(const std::string& launcher, const std::vector<std::string>& argu
     EXPECT_EQ(sum_over(mesh, "world"), 6);
     return;
   }
-  const auto program = program_of_python(launcher);
+  const auto program = python().parent_path() / launcher;
   if (!std::filesystem::exists(program)) GTEST_SKIP() << "there is no " << program;
-  auto command = this_test(of_no_rank());
-  command.arguments.insert(command.arguments.begin(), {"-n", "3"});
-  command.arguments.insert(command.arguments.begin(), arguments.begin(), arguments.end());
-  command.arguments.insert(command.arguments.begin(), program);
-  const auto ended = run_commands({command}, std::chrono::seconds(120)).front();
-  EXPECT_TRUE(ended.ok()) << ended.how() << ":\n" << ended.output;
+  std::vector<std::string> words{program};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  words.insert(words.end(), {"-n", "3"});
+  launch(words);
 }
 
 TEST(MeshEnvironment, MpirunOfOpenMpi) {
@@ -93,37 +100,45 @@ TEST(MeshEnvironment, MpirunOfMpich) {
   run_under("mpiexec.hydra", {}, "PMI_RANK");
 }
 
+/// On two ranks.
+Ended torchrun(int restarts, const Environment& changes = {}) {
+  return launch(
+      {python(), "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=2", "--rdzv-backend=c10d",
+       "--rdzv-endpoint=127.0.0.1:0", c10::str("--max-restarts=", restarts)},
+      changes);
+}
+
 TEST(MeshEnvironment, TorchrunWithItsAgentStoreAndRestarts) {
-  const auto fn = [](Rank& rank) {
+  if (const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT")) {
     EXPECT_STREQ(std::getenv("TORCHELASTIC_USE_AGENT_STORE"), "True");
-    const std::string life = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    const std::string life = restarts;
+    const std::string rank = std::getenv("RANK");
     // In the first life one rank comes as far as the store, the other does not.
-    if (life == "0" && rank.rank() == 1) throw std::runtime_error("fails before it has a mesh");
+    if (life == "0" && rank == "1") throw std::runtime_error("fails before it has a mesh");
     const auto mesh = Mesh::from_env(on_cpu());
     EXPECT_EQ(mesh.size(), 2);
     EXPECT_EQ(sum_over(mesh, "world"), 3);
-    std::cout << c10::str(rank.name(), " summed in life ", life, "\n") << std::flush;
-    if (life == "1" && rank.rank() == 1) throw std::runtime_error("fails with a mesh");
+    std::cout << c10::str("rank ", rank, " summed in life ", life, "\n") << std::flush;
+    if (life == "1" && rank == "1") throw std::runtime_error("fails with a mesh");
     EXPECT_EQ(sum_over(mesh, "world"), 3);
-  };
-  const auto ended = run_torchrun(2, fn, {"--max-restarts=2"});
+    return;
+  }
+  const auto output = torchrun(/*restarts=*/2).output;
   expect_text(
-      ended.output, {"fails before it has a mesh", "rank 0 of 2 summed in life 1", "rank 1 of 2 summed in life 1",
-                     "fails with a mesh", "rank 0 of 2 summed in life 2", "rank 1 of 2 summed in life 2"});
-  EXPECT_EQ(ended.output.find("failed to bind"), std::string::npos) << "a rank served the agent's store:\n"
-                                                                    << ended.output;
+      output, {"fails before it has a mesh", "rank 0 summed in life 1", "rank 1 summed in life 1", "fails with a mesh",
+               "rank 0 summed in life 2", "rank 1 summed in life 2"});
+  EXPECT_EQ(output.find("failed to bind"), std::string::npos) << "a rank served the agent's store:\n" << output;
 }
 
 TEST(MeshEnvironment, TorchrunWithoutItsAgentStore) {
-  const auto fn = [](Rank& rank) {
-    EXPECT_STREQ(std::getenv("TORCHELASTIC_USE_AGENT_STORE"), "False");
+  if (const char* has_store = std::getenv("TORCHELASTIC_USE_AGENT_STORE")) {
+    EXPECT_STREQ(has_store, "False");
     const Mesh mesh({{"replicate", 1}, {"shard", 2}}, on_cpu());
-    EXPECT_EQ(mesh.rank(), rank.rank());
+    EXPECT_EQ(mesh.rank(), std::stoi(std::getenv("RANK")));
     EXPECT_EQ(sum_over(mesh, "shard"), 3);
-  };
-  ProcessOptions options;
-  options.environment = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
-  run_torchrun(2, fn, {}, options);
+    return;
+  }
+  torchrun(/*restarts=*/0, {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}});
 }
 
 TEST(MeshEnvironment, AxesMustFitTheWorldSize) {

@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
   testing::UnitTest::GetInstance()->listeners().Append(new LimitTests);
   const int status = RUN_ALL_TESTS();
   if (!is_rank_process()) return status;
-  std::cerr << "This rank's process ended its test without reaching run_processes() or run_torchrun(): either what "
-               "comes before failed, or the test calls them twice.\n";
+  std::cerr << "This rank's process ended its test without reaching run_processes(): either what comes before failed, "
+               "or the test calls it twice.\n";
   return 98;
 }

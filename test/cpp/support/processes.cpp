@@ -6,7 +6,6 @@
 #include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
@@ -24,11 +23,6 @@ constexpr const char* kStorePort = "SHARDWISE_TEST_STORE_PORT";
 /// What each process may add to the time limit before the parent's own watch steps in.
 constexpr auto kSpare = std::chrono::seconds(60);
 
-std::string variable(const char* name, const char* otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : value;
-}
-
 c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
@@ -41,10 +35,8 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
 [[noreturn]] void run_this_rank(const std::function<void(Rank&)>& fn) {
   int status = 1;
   {
-    // Each life of a rank that torchrun starts again has keys of its own.
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(
-        "life" + variable("TORCHELASTIC_RESTART_COUNT", "0"), store_at(std::stoi(variable(kStorePort, "")), false));
-    Rank rank(std::stoi(variable("RANK", "0")), std::stoi(variable("WORLD_SIZE", "1")), store, kMeshTimeout);
+    const auto number = [](const char* variable) { return std::stoi(std::getenv(variable)); };
+    Rank rank(number("RANK"), number("WORLD_SIZE"), store_at(number(kStorePort), false), kMeshTimeout);
     const WatchedThread watched(rank.name());
     const testing::ScopedTrace trace(__FILE__, __LINE__, rank.name());
     try {
@@ -57,27 +49,13 @@ c10::intrusive_ptr<c10d::TCPStore> store_at(int port, bool server) {
   std::exit(status);
 }
 
-/// For a rank: what every rank needs, what this one needs, then the test's own changes.
-Environment environment_of(int store_port, const Environment& rank, const ProcessOptions& options) {
-  auto result = of_no_rank({{kStorePort, std::to_string(store_port)}});
-  result.insert(result.end(), rank.begin(), rank.end());
-  result.insert(result.end(), options.environment.begin(), options.environment.end());
-  return result;
-}
-
 /// A second call could never run its function: the ranks stop at the first.
 void refuse_second_call() {
   static std::pair<const testing::TestInfo*, int64_t> last{nullptr, 0};
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();
   const std::pair now{info, int64_t{info->result()->start_timestamp()}};
-  if (now == last) throw std::logic_error("a test calls run_processes or run_torchrun once, and this is the second");
+  if (now == last) throw std::logic_error("a test calls run_processes once, and this is the second");
   last = now;
-}
-
-std::vector<Ended> run_limited(const std::vector<Command>& commands) {
-  const auto limit = default_time_limit();
-  const TimeLimit backstop(limit + kSpare);
-  return run_commands(commands, limit);
 }
 
 void show(const std::string& name, const Ended& ended) {
@@ -96,12 +74,14 @@ std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, co
   const Port port;
   std::vector<Command> commands;
   for (int k = 0; k < n; ++k) {
-    const Environment rank{
-        {"RANK", std::to_string(k)},
-        {"WORLD_SIZE", std::to_string(n)},
-        {"MASTER_ADDR", "127.0.0.1"},
-        {"MASTER_PORT", std::to_string(port.number())}};
-    commands.push_back(this_test(environment_of(store->getPort(), rank, options)));
+    auto environment = of_no_rank(
+        {{kStorePort, std::to_string(store->getPort())},
+         {"RANK", std::to_string(k)},
+         {"WORLD_SIZE", std::to_string(n)},
+         {"MASTER_ADDR", "127.0.0.1"},
+         {"MASTER_PORT", std::to_string(port.number())}});
+    environment.insert(environment.end(), options.environment.begin(), options.environment.end());
+    commands.push_back(this_test(environment));
   }
   auto results = run_limited(commands);
   std::vector<int> ranks(results.size());
@@ -115,46 +95,30 @@ std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, co
   return results;
 }
 
-Ended run_torchrun(
-    int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments,
-    const ProcessOptions& options) {
-  if (is_rank_process()) run_this_rank(fn);
-  refuse_second_call();
-  const auto store = store_at(0, true);
-  auto command = this_test(environment_of(store->getPort(), {}, options));
-  std::vector<std::string> call{
-      SHARDWISE_TEST_PYTHON,
-      "-m",
-      "torch.distributed.run",
-      "--no-python",
-      c10::str("--nproc-per-node=", n),
-      "--rdzv-backend=c10d",
-      "--rdzv-endpoint=127.0.0.1:0"};
-  call.insert(call.end(), arguments.begin(), arguments.end());
-  command.arguments.insert(command.arguments.begin(), call.begin(), call.end());
-  auto ended = run_limited({command}).front();
-  if (ended.timed_out || (!ended.ok() && options.may_fail.empty())) show("torchrun", ended);
-  return ended;
-}
-
 Command this_test(const Environment& environment) {
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();
   Command command{
       {std::filesystem::read_symlink("/proc/self/exe"), "--gtest_also_run_disabled_tests",
        c10::str("--gtest_filter=", info->test_suite_name(), ".", info->name())},
       {}};
-  // These would make it run other tests, or write over the results of this process.
+  // These would make it run other tests, or write over the results of this process, whose seconds include its own.
   for (const char* name :
        {"GTEST_OUTPUT", "GTEST_FILTER", "GTEST_REPEAT", "GTEST_SHUFFLE", "GTEST_SHARD_INDEX", "GTEST_TOTAL_SHARDS",
-        "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE"}) {
+        "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE", "SHARDWISE_TEST_SECONDS"}) {
     command.environment.emplace_back(name, std::nullopt);
   }
   command.environment.insert(command.environment.end(), environment.begin(), environment.end());
   return command;
 }
 
-std::filesystem::path program_of_python(const std::string& name) {
-  return std::filesystem::path(SHARDWISE_TEST_PYTHON).parent_path() / name;
+std::vector<Ended> run_limited(const std::vector<Command>& commands) {
+  const auto limit = default_time_limit();
+  const TimeLimit backstop(limit + kSpare);
+  return run_commands(commands, limit);
+}
+
+std::filesystem::path python() {
+  return SHARDWISE_TEST_PYTHON;
 }
 
 bool is_rank_process() {

@@ -24,19 +24,16 @@ struct ProcessOptions {
 /// So a test calls it once. Rank::store() is served by the parent and outlives every rank; port MASTER_PORT is free.
 std::vector<Ended> run_processes(int n, const std::function<void(Rank&)>& fn, const ProcessOptions& options = {});
 
-/// The same under `python -m torch.distributed.run`, with those arguments besides the number of processes. The result
-/// is torchrun's, with the output of all ranks. Rank::store() is torchrun's own.
-Ended run_torchrun(
-    int n, const std::function<void(Rank&)>& fn, const std::vector<std::string>& arguments = {},
-    const ProcessOptions& options = {});
-
 /// This program again, for the running test alone. Not run_processes: the test itself says what it does there.
 Command this_test(const Environment& environment = {});
 
-/// A program that Python packages brought, such as a launcher; it may be missing.
-std::filesystem::path program_of_python(const std::string& name);
+/// As run_commands(), until the time limit of tests.
+std::vector<Ended> run_limited(const std::vector<Command>& commands);
 
-/// Whether this process is a rank that run_processes or run_torchrun started.
+/// Python with torch. Launchers that packages brought lie beside it.
+std::filesystem::path python();
+
+/// Whether this process is a rank that run_processes started.
 bool is_rank_process();
 
 } // namespace shardwise::test
