@@ -1,6 +1,5 @@
 // Collectives of the direct transport against sums in the order of the ranks, bit by bit. R01, R04, R07, R08.
 #include "ranks/models.h"
-#include "transport/same_host/step_barrier.h"
 #include "transport/tuning.h"
 #include "transport_groups.h"
 
@@ -104,9 +103,10 @@ std::vector<int64_t> sizes_of(at::ScalarType type, int world) {
   if (world == 2) sizes.insert(sizes.end(), {whole, whole + 1});
   // More pieces than are received ahead; of large worlds the data would be too much.
   if (world < 4) sizes.push_back(piece * world * 4 + 5);
-  // More than two stages.
-  if (world == 2 && type == at::kFloat && through_shared_memory())
-    sizes.push_back(static_cast<int64_t>(transport::same_host::ControlBlock::kStage) / item * 5 + 3);
+  // The same of the largest pieces; through shared memory these are more than two stages.
+  if (world == 2 && type == at::kFloat) {
+    sizes.push_back(static_cast<int64_t>(transport::kLargestPiece) / item * world * 5 + 3);
+  }
   return sizes;
 }
 
@@ -144,30 +144,6 @@ TEST(TransportArithmetic, Direct) {
 
 TEST(TransportArithmetic, SharedMemory) {
   check_worlds(/*shared_memory=*/true);
-}
-
-// R07: 64 MB, of three ranks in 16 bits too.
-TRANSPORT_TEST(LargeReductions) {
-  for (const int world : by_form<std::vector<int>>({2, 3}, {2, 3, 4})) {
-    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      if (world != 3 && dtype != at::kFloat) continue;
-      run_with_backends(world, [&](Rank& rank, c10d::Backend& backend) {
-        const auto elements = (int64_t{64} << 20) / static_cast<int64_t>(c10::elementSize(dtype)) / world;
-        const auto unit = torch::arange(elements * world, at::kInt).remainder(7).to(dtype);
-        const auto tensor = unit * (rank.rank() + 1);
-        const int sum = world * (world + 1) / 2;
-        start_all_reduce(backend, tensor)->wait();
-        EXPECT_TRUE(torch::equal(tensor, unit * sum)) << rank.name();
-        const auto part = torch::empty({elements}, dtype);
-        start_reduce_scatter(backend, part, tensor)->wait();
-        const auto twice = unit * (sum * world);
-        EXPECT_TRUE(torch::equal(part, twice.chunk(world)[rank.rank()])) << rank.name();
-        const auto all = torch::empty_like(tensor);
-        start_all_gather(backend, all, part)->wait();
-        EXPECT_TRUE(torch::equal(all, twice)) << rank.name();
-      });
-    }
-  }
 }
 
 // R08: the mean of what would overflow as a sum; sums of what is too small for 16 bits by itself.
