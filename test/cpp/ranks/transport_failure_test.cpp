@@ -122,7 +122,7 @@ TRANSPORT_TEST(ShutdownEndsWhatIsUnderWay) {
 }
 
 // In the middle of a large one; the unit's name is the caller's part.
-TRANSPORT_TEST(ADeadRankIsNamedWithTheUnit) {
+TEST(TransportSameHost, ADeadRankIsNamedWithTheUnit) {
   ProcessOptions options;
   options.may_fail = {2};
   const auto ended = run_processes(
