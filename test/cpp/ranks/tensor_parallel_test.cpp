@@ -133,55 +133,6 @@ TEST(TensorParallel, PartsOfUnequalSizeAreAnErrorOnAllRanks) {
   });
 }
 
-// No hook of a module takes part: what reads the parameters counts, whoever calls it and how.
-TEST(TensorParallel, AnyFormOfCall) {
-  run_ranks(2, [](Rank& rank) {
-    const auto make = [] {
-      torch::nn::Sequential model(torch::nn::Linear(4, 6), torch::nn::Tanh(), torch::nn::Linear(6, 3));
-      fill(*model);
-      model->to(torch::kDouble);
-      return model;
-    };
-    auto ours = make();
-    auto reference = make();
-    parallelize(ours, rank.mesh({{"tp", 2}}), "tp", {{"0", colwise()}, {"2", rowwise()}});
-    using Model = torch::nn::Sequential;
-    using Form = std::function<torch::Tensor(Model&, const torch::Tensor&)>;
-    const auto layer = [](Model& model, size_t i) { return model->ptr<torch::nn::LinearImpl>(i); };
-    const std::vector<Form> forms{
-        [](Model& model, const torch::Tensor& x) { return model->forward(x); },
-        [](Model& model, const torch::Tensor& x) { return call(model, x); },
-        [&](Model& model, const torch::Tensor& x) {
-          return layer(model, 2)->forward(torch::tanh(layer(model, 0)->forward(x)));
-        },
-        [&](Model& model, const torch::Tensor& x) {
-          torch::nn::AnyModule last(torch::nn::Linear(layer(model, 2)));
-          return last.forward(torch::tanh(call(*layer(model, 0), x)));
-        },
-        [](Model& model, const torch::Tensor& x) {
-          const auto own = model->named_parameters();
-          const auto inner = torch::tanh(torch::linear(x, own["0.weight"], own["0.bias"]));
-          return torch::addmm(own["2.bias"], inner, own["2.weight"].t());
-        }};
-    for (size_t i = 0; i < forms.size(); ++i) {
-      ours->zero_grad();
-      reference->zero_grad();
-      const auto x = torch::randn({5, 4}, generator(static_cast<int>(i)), torch::kDouble);
-      const auto mine = forms[i](ours, x);
-      const auto expected = reference->forward(x);
-      ASSERT_TRUE(torch::allclose(mine, expected, 1e-10, 1e-12)) << i << mine << expected;
-      mine.pow(2).sum().backward();
-      expected.pow(2).sum().backward();
-      const auto theirs = reference->named_parameters();
-      for (const auto& [name, dim] : {std::pair{"0.weight", 0}, std::pair{"0.bias", 0}, std::pair{"2.weight", 1}}) {
-        const auto piece = theirs[name].grad().chunk(2, dim)[rank.rank()];
-        const auto gradient = ours->named_parameters()[name].grad();
-        ASSERT_TRUE(torch::allclose(gradient, piece, 1e-10, 1e-12)) << i << name << gradient << piece;
-      }
-    }
-  });
-}
-
 // Programs take views of what a layer returned.
 TEST(TensorParallel, OutputsLieInMemoryAsThoseOfOneProcess) {
   run_ranks(2, [](Rank& rank) {
