@@ -202,6 +202,7 @@ void own_archives(const std::string& folder) {
   const auto own = std::to_string(mesh.rank()) + ".pt";
   torch::load(model, folder + "/model-" + own);
   torch::load(optimizer, folder + "/optimizer-" + own);
+  step(*model, optimizer);
 }
 
 struct ResumableStepLR : torch::optim::StepLR {

@@ -1,8 +1,6 @@
 // What docs/cpp.md tells programs to do, line by line.
 #include "ranks/state_models.h"
 
-#include <sstream>
-
 namespace shardwise::test {
 namespace {
 
@@ -130,26 +128,6 @@ TEST(Errors, GiveTheirReasonOnce) {
       for (const auto* no : {"Details: ", "shardwise: "}) ASSERT_EQ(text.find(no, first), std::string::npos) << text;
       expect_text(text, {"rank 0", "rank 1", "reduce-scatter"});
     }
-  });
-}
-
-TEST(UsualWays, EachRankGoesOnFromItsOwnArchives) {
-  run_ranks(2, [](Rank& rank) {
-    const auto sharded = [&] {
-      auto model = mlp({4, 5, 2});
-      fully_shard(model, sharded_on(rank));
-      return model;
-    };
-    Pair<Model> both{rank, sharded(), mlp({4, 5, 2})};
-    both.train(step_loss, 3);
-    std::stringstream shards, state;
-    torch::save(both.ours, shards);
-    torch::save(*both.mine, state);
-    both.ours = sharded();
-    both.mine.emplace(both.ours->parameters(), torch::optim::AdamWOptions(0.02));
-    torch::load(both.ours, shards);
-    torch::load(*both.mine, state);
-    both.train(step_loss, 3, 10);
   });
 }
 
