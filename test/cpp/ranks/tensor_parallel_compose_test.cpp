@@ -219,42 +219,6 @@ TEST(TensorParallelCompose, OneRanksInfiniteGradientSkipsTheStepOnAll) {
   });
 }
 
-TEST(TensorParallelCompose, PiecesWithoutElementsInOneStorageWithOthers) {
-  run_ranks(3, [](Rank& rank) {
-    struct Net : torch::nn::Module {
-      Net() {
-        table = register_module("table", torch::nn::Embedding(5, 4));
-        up = register_module("up", torch::nn::Linear(torch::nn::LinearOptions(4, 2).bias(false)));
-        other = register_module("other", torch::nn::Embedding(5, 4));
-        down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(2, 4).bias(false)));
-        last = register_parameter("last", torch::randn({4, 3}));
-        fill(*this);
-        to(torch::kDouble);
-      }
-      torch::Tensor forward(const torch::Tensor& tokens) {
-        return down(torch::tanh(up(table(tokens) + other(tokens)))).matmul(last);
-      }
-      torch::nn::Embedding table{nullptr}, other{nullptr};
-      torch::nn::Linear up{nullptr}, down{nullptr};
-      torch::Tensor last;
-    };
-    const auto mesh = rank.mesh({{"dp", 1}, {"tp", 3}});
-    Net ours;
-    Net reference;
-    parallelize(ours, mesh, "tp", {{"up", colwise()}, {"down", rowwise()}});
-    EXPECT_EQ(ours.up->weight.numel(), rank.rank() < 2 ? 4 : 0);
-    fully_shard(ours, FullyShardOptions().mesh(mesh.along({"dp"})).layout(ShardLayout::flat));
-    const auto tokens = torch::arange(5);
-    for (int step = 0; step < 3; ++step) {
-      for (auto* net : {&ours, &reference}) {
-        net->forward(tokens).pow(2).mean().backward();
-        descend(*net, 0.1);
-      }
-      expect_near(full_state_dict(ours), full_state_dict(reference), "step " + std::to_string(step));
-    }
-  });
-}
-
 TEST(TensorParallelCompose, MixedPrecision) {
   for (const auto reduce : {torch::kFloat, torch::kBFloat16}) {
     run_ranks(4, [&](Rank& rank) {

@@ -207,6 +207,7 @@ void train(uint64_t seed) {
 TEST(TensorParallelRandom, ModelsTrainAsInOneProcess) {
   const int programs = is_long_form() ? 300 : 12;
   for (int i = 0; i < programs && !HasFailure(); ++i) {
+    // The first one has pieces without elements in one flat storage with others.
     const auto seed = static_cast<uint64_t>(7000 + i);
     SCOPED_TRACE(c10::str("seed ", seed));
     train(seed);
