@@ -92,33 +92,38 @@ TEST(Save, AResumedRunGoesOnBitForBit) {
   }
 }
 
-TEST(Save, DtypesAndTheProgramsTensors) {
+TEST(Save, DtypesIgnoredParametersAndTheProgramsTensors) {
   const TemporaryFolder folder;
   for (const auto dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
     run_ranks(2, [&](Rank& rank) {
-      const auto make = [&] {
+      const auto make = [&](bool ignores) {
         Stack model;
         model->to(dtype);
         model->register_buffer("mask", torch::tensor({true, false, true}));
-        shard_stack(model, sharded_on(rank));
+        auto options = sharded_on(rank);
+        if (ignores) options.ignored_parameters({model->head->weight});
+        shard_stack(model, options);
         return model;
       };
-      auto model = make();
+      auto model = make(true);
       StateDict tensors;
       tensors.insert("common", torch::arange(4));
       tensors.insert(c10::str("of rank ", rank.rank()), torch::full({2}, rank.rank()));
       save(
           folder / "step", model,
           SaveOptions().tensors(tensors).values({{"name", std::string("a")}, {"best", INFINITY}}));
-      auto other = make();
-      forget(*other);
-      const auto loaded = load(folder / "step", other);
-      expect_same(full_state_dict(other), full_state_dict(model));
-      EXPECT_EQ(loaded.tensors.size(), 3);
-      EXPECT_TRUE(at::equal(loaded.tensors["common"], torch::arange(4).cpu()));
-      EXPECT_TRUE(at::equal(loaded.tensors["of rank 1"], torch::full({2}, 1).cpu()));
-      EXPECT_EQ(std::get<std::string>(loaded.values.at("name")), "a");
-      EXPECT_EQ(std::get<double>(loaded.values.at("best")), INFINITY);
+      // Into a model that ignores the same parameter, and one that shards it.
+      for (const bool ignores : {true, false}) {
+        auto other = make(ignores);
+        forget(*other);
+        const auto loaded = load(folder / "step", other);
+        expect_same(full_state_dict(other), full_state_dict(model));
+        EXPECT_EQ(loaded.tensors.size(), 3);
+        EXPECT_TRUE(at::equal(loaded.tensors["common"], torch::arange(4).cpu()));
+        EXPECT_TRUE(at::equal(loaded.tensors["of rank 1"], torch::full({2}, 1).cpu()));
+        EXPECT_EQ(std::get<std::string>(loaded.values.at("name")), "a");
+        EXPECT_EQ(std::get<double>(loaded.values.at("best")), INFINITY);
+      }
     });
   }
 }
@@ -288,29 +293,6 @@ TEST(Save, TheNewestSteps) {
     rank.mesh().barrier();
     EXPECT_EQ(newest_step(root)->step, 10);
     load(newest_step(root)->folder, model);
-  });
-}
-
-TEST(Save, ParametersThatAreIgnored) {
-  const TemporaryFolder folder;
-  const auto path = folder / "step";
-  run_ranks(2, [&](Rank& rank) {
-    const auto make = [&] {
-      Stack model;
-      shard_stack(model, sharded_on(rank).ignored_parameters({model->head->weight}));
-      return model;
-    };
-    auto model = make();
-    save(path, model);
-    auto other = make();
-    forget(*other);
-    load(path, other);
-    expect_same(full_state_dict(other), full_state_dict(model));
-    // Into a model that shards it.
-    Stack sharded;
-    shard_stack(sharded, sharded_on(rank));
-    load(path, sharded);
-    expect_same(full_state_dict(sharded), full_state_dict(model));
   });
 }
 
