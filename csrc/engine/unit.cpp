@@ -103,6 +103,10 @@ void Unit::use(const at::Tensor& tensor, Keep keep, Order::Moment moment) {
   }
 }
 
+void Unit::end_forward_span() {
+  forward_span_.reset();
+}
+
 void Unit::begin_span() {
   BackwardWatch::running() ? begin(backward_span_, "backward") : begin(forward_span_, "forward");
 }

@@ -199,9 +199,7 @@ class SHARDWISE_API Unit : public std::enable_shared_from_this<Unit>, private gr
   void follow_visible();
   /// While a record is on: of a forward or a backward.
   void begin_span();
-  void end_forward_span() {
-    forward_span_.reset();
-  }
+  void end_forward_span();
 
   // What front ends announce.
   /// A tensor is about to be used: Schedule::enter(), but cheap if this unit was entered last and nothing changed

@@ -255,12 +255,8 @@ std::shared_ptr<Unit> Unit::create(
 }
 
 void Unit::make_shard(group::Parameter& parameter, const at::Tensor& values) {
-  at::Tensor shard;
-  {
-    const base::ComputeGuard guard;
-    // The shard has full size at first: its group, which knows the layout, takes this rank's piece of it.
-    shard = values.detach();
-  }
+  // The shard has full size at first: its group, which knows the layout, takes this rank's piece of it.
+  const auto shard = base::guarded([&] { return values.detach(); });
   parameter.set_shard(shard.set_requires_grad(parameter.leaf_requires_grad()));
   if (parameter.grad_dtype) shard.set_grad_dtype(parameter.grad_dtype);
   add_shard(shard);

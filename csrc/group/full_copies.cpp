@@ -5,14 +5,9 @@
 #include "group/pieces.h"
 #include "transport/transport.h"
 
-#include <shardwise/error.h>
-
-#include <ATen/ops/detach.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
-
-#include <algorithm>
 
 namespace shardwise::group {
 
@@ -248,12 +243,7 @@ void FullCopies::make_rows(FrontEndCallbacks& front) {
 }
 
 void FullCopies::make_flat(FrontEndCallbacks& front) {
-  at::Tensor whole;
-  {
-    const base::ComputeGuard guard;
-    storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full);
-    whole = storages_.back().alias();
-  }
+  const auto& whole = storages_.emplace_back(std::vector<int64_t>{layout_.world * layout_.part}, kinds_.full).alias();
   for (size_t i = 0; i < parameters().size(); ++i) {
     const auto& cut = layout_.cuts[i];
     const auto leaf = parameters()[i]->full();

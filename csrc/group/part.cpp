@@ -7,7 +7,6 @@
 
 #include <shardwise/error.h>
 
-#include <ATen/ops/detach.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -21,11 +20,8 @@ Part::Part(
       layout_(layout),
       rank_(rank),
       itemsize_(static_cast<int64_t>(kind.dtype().itemsize())) {
-  {
-    const base::ComputeGuard guard;
-    vector_ = transport::shared_zeros(layout.part, kind);
-    is_shared_ = transport::is_shared(vector_);
-  }
+  vector_ = base::guarded([&] { return transport::shared_zeros(layout.part, kind); });
+  is_shared_ = transport::is_shared(vector_);
   for (const auto& cut : layout.cuts) seen_.push_back({cut.piece_numel(rank), nullptr, {}, {}});
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto shard = parameters[i]->stored();
@@ -79,10 +75,7 @@ void Part::move(size_t index, FrontEndCallbacks& front) {
 
 void Part::leave_where_it_is(size_t index, FrontEndCallbacks& front) {
   const auto shard = parameters_[index]->stored();
-  {
-    const base::ComputeGuard guard;
-    seen_[index].elsewhere = shard.detach();
-  }
+  seen_[index].elsewhere = base::guarded([&] { return shard.detach(); });
   saw(index, shard);
   front.mark(shard);
   watches_.push_back(front.watch(shard, FrontEndCallbacks::Role::shard));

@@ -125,12 +125,9 @@ at::Tensor split_linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const Exchange& exchange,
     InputGradient gradient, int64_t sequence_dim) {
   auto whole = input;
-  at::Tensor output;
   if (gradient == InputGradient::scatter) whole = exchange.gather(input, sequence_dim, "the gather of the input");
-  {
-    const base::ComputeGuard guard;
-    output = at::linear(whole, weight, bias.defined() ? std::optional(bias) : std::nullopt);
-  }
+  const auto output =
+      base::guarded([&] { return at::linear(whole, weight, bias.defined() ? std::optional(bias) : std::nullopt); });
   if (!c10::GradMode::is_enabled() || !torch::autograd::compute_requires_grad(input, weight, bias)) return output;
   const auto node = base::make_node<LinearNode>(exchange, gradient, sequence_dim);
   node->save(whole, weight, bias);

@@ -38,10 +38,6 @@ using SomeHolder = torch::nn::AnyModuleHolder<torch::nn::SequentialImpl, torch::
 static_assert(sizeof(HolderLayout) == sizeof(SomeHolder) && alignof(HolderLayout) == alignof(SomeHolder));
 static_assert(sizeof(std::shared_ptr<void>) == sizeof(SomeHolder::module));
 
-bool same_owner(const std::shared_ptr<void>& a, const std::shared_ptr<void>& b) {
-  return !a.owner_before(b) && !b.owner_before(a);
-}
-
 /// Wraps the content of an AnyModule, and fires hooks when it is called.
 class Observer final : public HolderLayout {
  public:
@@ -51,7 +47,7 @@ class Observer final : public HolderLayout {
         observed_(std::move(observed)) {
     base_ = observed_->ptr().get();
     module = static_cast<HolderLayout&>(*observed_).module;
-    if (!same_owner(module, observed_->ptr())) {
+    if (const auto seen = observed_->ptr(); module.owner_before(seen) || seen.owner_before(module)) {
       throw Error(c10::str(
           "shardwise: the calls of ", base_->name(),
           " cannot be observed: an AnyModule is laid out differently in this build of torch. Use the version of torch "

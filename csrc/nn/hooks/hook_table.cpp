@@ -4,13 +4,6 @@
 #include <mutex>
 
 namespace shardwise::nn {
-namespace {
-
-bool same_owner(const std::weak_ptr<torch::nn::Module>& a, const std::weak_ptr<torch::nn::Module>& b) {
-  return !a.owner_before(b) && !b.owner_before(a);
-}
-
-} // namespace
 
 ModuleLife::ModuleLife(torch::nn::Module& module) {
   const auto owner = module.weak_from_this();
@@ -37,7 +30,7 @@ bool ModuleLife::continue_in(torch::nn::Module& module) {
                         children_.begin(), children_.end(),
                         [&](const Child& child) {
                           return std::any_of(children.begin(), children.end(), [&](const auto& now) {
-                            return same_owner(child, now.value());
+                            return !child.owner_before(now.value()) && !now.value().owner_before(child);
                           });
                         }) &&
                     std::all_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {

@@ -56,7 +56,7 @@ void train_chain(Rank& rank, const FullyShardOptions& options, Wrap how) {
 } // namespace
 
 TEST(FullyShardFront, HooksAlone) {
-  const FrontSwitches switches(/*touch=*/false, /*hooks=*/true);
+  const auto switches = front_switches(/*touch=*/false, /*hooks=*/true);
   for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
     for (const auto reshard : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
       run_ranks(2, [&](Rank& rank) { train_chain(rank, sharded_on(rank).reshard_after_forward(reshard), how); });
@@ -66,7 +66,7 @@ TEST(FullyShardFront, HooksAlone) {
 
 TEST(FullyShardFront, HooksAloneAfterALoad) {
   // Kept full copies are out of date, though nobody sees the write to the shards.
-  const FrontSwitches switches(/*touch=*/false, /*hooks=*/true);
+  const auto switches = front_switches(/*touch=*/false, /*hooks=*/true);
   run_ranks(2, [](Rank& rank) {
     auto ours = chain(), other = chain();
     fill(*other, 1234);
@@ -87,7 +87,7 @@ TEST(FullyShardFront, HooksAloneAfterALoad) {
 }
 
 TEST(FullyShardFront, TouchAlone) {
-  const FrontSwitches switches(/*touch=*/true, /*hooks=*/false);
+  const auto switches = front_switches(/*touch=*/true, /*hooks=*/false);
   for (const auto how : {Wrap::root, Wrap::children, Wrap::parts}) {
     run_ranks(2, [&](Rank& rank) {
       train_chain(rank, sharded_on(rank), how);

@@ -233,7 +233,7 @@ TEST(ParameterMesh, AnInfiniteGradientOfOneRanksExpertsSkipsTheStepOnAll) {
 TEST(ParameterMesh, ARankWithoutRowsForItsExperts) {
   // Whatever a rank uses first, it gathers all that the call made, as every rank does.
   for (const auto& [touch, hooks] : {std::pair(true, true), std::pair(true, false), std::pair(false, true)}) {
-    const FrontSwitches switches(touch, hooks);
+    const auto switches = front_switches(touch, hooks);
     run_ranks(kWorld, [&, seen = !touch](Rank& rank) {
       const Meshes on(rank);
       Sparse ours;

@@ -104,7 +104,7 @@ Command this_test(const Environment& environment) {
   // These would make it run other tests, or write over the results of this process, whose seconds include its own.
   for (const char* name :
        {"GTEST_OUTPUT", "GTEST_FILTER", "GTEST_REPEAT", "GTEST_SHUFFLE", "GTEST_SHARD_INDEX", "GTEST_TOTAL_SHARDS",
-        "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE", "SHARDWISE_TEST_SECONDS"}) {
+        "GTEST_SHARD_STATUS_FILE", "XML_OUTPUT_FILE"}) {
     command.environment.emplace_back(name, std::nullopt);
   }
   command.environment.insert(command.environment.end(), environment.begin(), environment.end());
