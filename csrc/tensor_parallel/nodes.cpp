@@ -126,7 +126,7 @@ at::Tensor split_linear(
     InputGradient gradient, int64_t sequence_dim) {
   auto whole = input;
   if (gradient == InputGradient::scatter) whole = exchange.gather(input, sequence_dim, "the gather of the input");
-  const auto output =
+  auto output =
       base::guarded([&] { return at::linear(whole, weight, bias.defined() ? std::optional(bias) : std::nullopt); });
   if (!c10::GradMode::is_enabled() || !torch::autograd::compute_requires_grad(input, weight, bias)) return output;
   const auto node = base::make_node<LinearNode>(exchange, gradient, sequence_dim);
