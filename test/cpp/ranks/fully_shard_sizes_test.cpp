@@ -32,6 +32,7 @@ torch::Tensor data(int step, int rank, torch::Dtype dtype) {
 void assert_near(const torch::Tensor& ours, const torch::Tensor& theirs, const std::string& what) {
   static const std::map<torch::Dtype, double> tolerances{
       {torch::kFloat32, 1e-5}, {torch::kFloat64, 1e-12}, {torch::kBFloat16, 0.3}, {torch::kFloat16, 0.05}};
+  const torch::NoGradGuard no_grad;
   ASSERT_EQ(ours.sizes(), theirs.sizes()) << what;
   ASSERT_EQ(ours.dtype(), theirs.dtype()) << what;
   const auto size = theirs.to(torch::kDouble).norm().item<double>();

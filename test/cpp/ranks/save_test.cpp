@@ -92,7 +92,7 @@ TEST(Save, AResumedRunGoesOnBitForBit) {
   }
 }
 
-TEST(Save, DtypesIgnoredParametersAndTheProgramsTensors) {
+TEST(Save, DtypesAndTheProgramsTensors) {
   const TemporaryFolder folder;
   for (const auto dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
     run_ranks(2, [&](Rank& rank) {
