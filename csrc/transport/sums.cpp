@@ -49,27 +49,14 @@ void add_up_as(void* output, const std::vector<const std::byte*>& terms, int64_t
 /// unsigned ones, whose overflow is defined.
 template <typename Act>
 bool with_types(at::ScalarType dtype, const Act& act) {
-  switch (dtype) {
-    case at::kDouble:
-      return act(double(), double());
-    case at::kFloat:
-      return act(float(), float());
-    case at::kHalf:
-      return act(c10::Half(), float());
-    case at::kBFloat16:
-      return act(c10::BFloat16(), float());
-    case at::kLong:
-      return act(uint64_t(), uint64_t());
-    case at::kInt:
-      return act(uint32_t(), uint32_t());
-    case at::kShort:
-      return act(uint16_t(), uint16_t());
-    case at::kChar:
-    case at::kByte:
-      return act(uint8_t(), uint8_t());
-    default:
-      return false;
-  }
+  if (dtype == at::kDouble) return act(double(), double());
+  if (dtype == at::kFloat) return act(float(), float());
+  if (dtype == at::kHalf) return act(c10::Half(), float());
+  if (dtype == at::kBFloat16) return act(c10::BFloat16(), float());
+  if (dtype == at::kLong) return act(uint64_t(), uint64_t());
+  if (dtype == at::kInt) return act(uint32_t(), uint32_t());
+  if (dtype == at::kShort) return act(uint16_t(), uint16_t());
+  return (dtype == at::kChar || dtype == at::kByte) && act(uint8_t(), uint8_t());
 }
 
 } // namespace

@@ -19,7 +19,10 @@ struct LastCopy {
   std::weak_ptr<engine::Unit> unit;
   std::string parameter;
 };
-thread_local LastCopy last_copy;
+LastCopy& last_copy() {
+  thread_local LastCopy value;
+  return value;
+}
 
 /// The copy of a shard keeps the touch key, so that the touch trigger notices a set_data() with it.
 void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -33,9 +36,10 @@ void run_copy(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, to
   const auto unit = engine::unit_of_shard(source);
   if (!unit) return;
   add_touch_key(copy);
-  last_copy.copy = c10::weak_intrusive_ptr<at::TensorImpl>(copy.getIntrusivePtr());
-  last_copy.unit = unit;
-  last_copy.parameter = unit->parameter_of_shard(source)->name();
+  auto& last = last_copy();
+  last.copy = c10::weak_intrusive_ptr<at::TensorImpl>(copy.getIntrusivePtr());
+  last.unit = unit;
+  last.parameter = unit->parameter_of_shard(source)->name();
 }
 
 // Cloneable::clone() switches grad mode off. A copy made with grad mode on is a program's own snapshot, and left alone.
@@ -72,13 +76,14 @@ void run_set_data(const c10::OperatorHandle& operation, c10::DispatchKeySet keys
   const auto& target = torch::jit::peek(*stack, 0, 2).toTensor();
   const auto& source = torch::jit::peek(*stack, 1, 2).toTensor();
   keep_split(target, source);
-  const auto made = last_copy.copy.lock();
+  const auto& last = last_copy();
+  const auto made = last.copy.lock();
   if (made && source.unsafeGetTensorImpl() == made.get()) {
-    const auto unit = last_copy.unit.lock();
+    const auto unit = last.unit.lock();
     if (unit && !engine::unit_of_shard(target)) {
       throw Error(c10::str(
           "shardwise: rank ", unit->mesh().rank(), ": clone() or set_data() was about to put a copy of the shard of '",
-          last_copy.parameter,
+          last.parameter,
           "' into a tensor that is not a shard. A module would then compute with the shard as if it were the whole "
           "parameter. A module cannot be cloned after fully_shard(): make a new one, call fully_shard() on it too, and "
           "copy these parameters() into its parameters() with copy_()."));
