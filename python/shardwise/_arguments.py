@@ -89,6 +89,10 @@ def check_kinds(function: str, given: Arguments, mesh: Any) -> None:
             continue
         names = kind.__name__ if isinstance(kind, type) else kind[0].__name__
         raise TypeError(f"shardwise: {function}(): {name} must be a {names}, not {value!r:.200}.")
+    for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+        value = getattr(given.mp_policy, name)
+        if not isinstance(value, torch.dtype | None):
+            raise TypeError(f"shardwise: {function}(): {name} of mp_policy must be a torch.dtype, not {value!r:.200}.")
 
 
 def check_module(module: nn.Module, function: str) -> None:

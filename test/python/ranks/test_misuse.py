@@ -16,6 +16,7 @@ from models import local
 from pool import on_ranks, run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -273,6 +274,12 @@ CASES = [
         "mp_policy",
         wraps(mp_policy=torch.bfloat16),
         ours_only=(TypeError, "replace() should be called on") if VERSION >= (2, 15) else True,
+    ),
+    Case(
+        TypeError,
+        "reduce_dtype of mp_policy must be a torch.dtype, not 'float32'",
+        wraps(mp_policy=MixedPrecisionPolicy(reduce_dtype="float32")),  # type: ignore[arg-type]
+        ours_only=True,
     ),
     Case(TypeError, "offload_policy", wraps(offload_policy=True), ours_only=True),
     Case(TypeError, "ignored_params", ignored_in_a_list, ours_only=(RuntimeError, "The size of tensor a")),
