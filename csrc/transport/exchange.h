@@ -39,7 +39,8 @@ struct SumRange {
 /// Carries out collectives. Pointers are to contiguous tensors of the dtype in Call::signature. One thread uses it, for
 /// one collective at a time. Sums are added in an order that is the same in every run.
 ///
-/// Ranks first compare their calls: if they differ, all raise c10::DistBackendError with both calls, and may go on.
+/// Each collective begins by comparing the calls of all ranks: if they differ, all raise c10::DistBackendError with both
+/// calls, and may go on.
 class Exchange {
  public:
   explicit Exchange(Progress& progress) : progress_(progress) {}
@@ -47,7 +48,7 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// Compares the calls of all ranks; returns once every rank has made its call.
+  /// Does only that, and returns once every rank has made its call.
   virtual void announce(const Call& call) = 0;
   /// Fills each rank's spans with that rank's `input`. This rank's input may already lie in its own place. All ranks
   /// have spans of the same sizes.
