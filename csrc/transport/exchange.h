@@ -39,8 +39,8 @@ struct SumRange {
 /// Carries out collectives. Pointers are to contiguous tensors of the dtype in Call::signature. One thread uses it, for
 /// one collective at a time. Sums are added in an order that is the same in every run.
 ///
-/// Each collective begins by comparing the calls of all ranks: if they differ, all raise c10::DistBackendError with both
-/// calls, and may go on.
+/// Each collective begins by comparing the calls of all ranks: if they differ, all raise c10::DistBackendError with
+/// both calls, and may go on.
 class Exchange {
  public:
   explicit Exchange(Progress& progress) : progress_(progress) {}
