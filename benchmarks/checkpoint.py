@@ -57,7 +57,7 @@ def figures(size: int, seconds: dict[str, list[float]], memory: dict[str, float]
     yield Figure(SUITE, "a copy of the same bytes in memory", 1e3 * statistics.median(seconds["copy"]), "ms")
     note = f"{ratio('shardwise stall', 'copy'):.2f} x a copy, {ratio('shardwise stall', 'dcp stall'):.2f} x DCP"
     stall = 1e3 * statistics.median(seconds["shardwise stall"])
-    yield Figure(SUITE, "shardwise: what Saver.save() keeps a step waiting", stall, "ms", note)
+    yield Figure(SUITE, "shardwise: what AsyncSaver.save() keeps a step waiting", stall, "ms", note)
     stall = 1e3 * statistics.median(seconds["dcp stall"])
     yield Figure(SUITE, "DCP: what async_save() keeps a step waiting", stall, "ms")
     yield Figure(

@@ -64,7 +64,7 @@ def parallel(what: str) -> Row:
 
 
 WAITS = "keeps a step waiting"
-WAITING = (None, f"shardwise: what Saver.save() {WAITS}", f"DCP: what async_save() {WAITS}", None)
+WAITING = (None, f"shardwise: what AsyncSaver.save() {WAITS}", f"DCP: what async_save() {WAITS}", None)
 
 
 def ours(title: str, suite: str, unit: str, pattern: str, *whats: str) -> tuple[Row, ...]:

@@ -27,7 +27,7 @@ DOXYGEN = {
     "HTML_OUTPUT": "cpp",
     "GENERATE_LATEX": "NO",
     "INPUT": str(HEADERS),
-    "EXCLUDE_PATTERNS": "*_detail.h",
+    "EXCLUDE_PATTERNS": "*/detail/*",
     "EXCLUDE_SYMBOLS": "shardwise::detail shardwise::detail::* shardwise::engine shardwise::engine::* torch torch::*",
     "STRIP_FROM_PATH": str(HEADERS.parent),
     "JAVADOC_AUTOBRIEF": "YES",

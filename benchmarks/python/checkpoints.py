@@ -90,7 +90,7 @@ def measure(rank: int, folder: str, layers: int, rounds: int) -> dict[str, Any]:
     tensors += [value.to_local() for kept in optimizer.state.values() for value in kept.values() if value.dim()]
     copies = [tensor.clone() for tensor in tensors]
     beside = dist.new_group(backend="gloo")
-    saver, turn, root = checkpoint.Saver(), Turn(), Path(folder)
+    saver, turn, root = checkpoint.AsyncSaver(), Turn(), Path(folder)
 
     def dcp_load(place: Path) -> None:
         read = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))

@@ -2,7 +2,7 @@
 
 #include "base/descriptor.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <cstdint>
 #include <string>

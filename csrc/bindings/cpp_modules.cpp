@@ -6,7 +6,7 @@
 #include <shardwise/clip_grad_norm.h>
 #include <shardwise/error.h>
 #include <shardwise/fully_shard.h>
-#include <shardwise/hooks_detail.h>
+#include <shardwise/detail/hooks.h>
 #include <shardwise/replicate.h>
 #include <shardwise/state_dict.h>
 

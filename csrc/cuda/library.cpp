@@ -1,7 +1,7 @@
 #include "cuda/nccl.h"
 #include "kernels/cuda_library.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #ifdef SHARDWISE_WITH_KERNELS
 #include "cuda/kernels.h"

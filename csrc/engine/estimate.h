@@ -3,7 +3,7 @@
 #include "engine/step_memory.h"
 
 #include <shardwise/estimate.h>
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <c10/core/ScalarType.h>
 

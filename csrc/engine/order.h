@@ -2,7 +2,7 @@
 
 #include "engine/pass_order.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <cstdint>
 #include <optional>

@@ -6,7 +6,7 @@
 #include "engine/turn.h"
 #include "group/gradients.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <functional>
 #include <memory>

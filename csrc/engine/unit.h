@@ -7,7 +7,7 @@
 #include "group/group.h"
 #include "group/parameter.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 #include <shardwise/mesh.h>
 #include <shardwise/options.h>
 #include <shardwise/unit.h>

@@ -3,7 +3,7 @@
 #include "comm/agree/agreement.h"
 #include "comm/collectives/collectives.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 #include <shardwise/mesh.h>
 #include <shardwise/unit.h>
 

@@ -2,7 +2,7 @@
 
 #include "files/box.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <c10/core/ScalarType.h>
 

@@ -3,7 +3,7 @@
 #include "kernels/moves.h"
 #include "layout/shards.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 

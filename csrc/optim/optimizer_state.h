@@ -3,7 +3,7 @@
 #include "nn/state/module_state.h"
 #include "optim/optimizer_class.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <optional>
 #include <string>

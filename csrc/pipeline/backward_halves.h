@@ -2,7 +2,7 @@
 
 #include "base/torch_versions.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 

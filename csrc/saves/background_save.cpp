@@ -35,8 +35,8 @@ void BackgroundSave::finish() noexcept {
     exit_with_an_error();
     std::fprintf(
         stderr,
-        "shardwise: the last save of a Saver failed, so this process will exit with an error: %s\n"
-        "Call wait() before the Saver ends to handle that.\n",
+        "shardwise: the last save of an AsyncSaver failed, so this process will exit with an error: %s\n"
+        "Call wait() before the AsyncSaver ends to handle that.\n",
         base::reason(error).c_str());
   }
 }

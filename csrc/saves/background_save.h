@@ -2,7 +2,7 @@
 
 #include "saves/pieces.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <future>
 #include <string>

@@ -3,7 +3,7 @@
 #include "files/box.h"
 #include "saves/ranks.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 

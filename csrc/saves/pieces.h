@@ -6,7 +6,7 @@
 #include "saves/division.h"
 #include "saves/ranks.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>

@@ -2,7 +2,7 @@
 
 #include "nn/state/module_state.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 #include <shardwise/mesh.h>
 
 #include <cstdint>

@@ -128,7 +128,7 @@ void export_safetensors(const std::string& file, const torch::nn::Module& module
   saves::export_tensors(ranks, file, whole);
 }
 
-struct Saver::State {
+struct AsyncSaver::State {
   void save(
       const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer* optimizer,
       const SaveOptions& options) {
@@ -140,26 +140,26 @@ struct Saver::State {
   saves::BackgroundSave in_background;
 };
 
-Saver::Saver() : state_(std::make_unique<State>()) {}
-Saver::Saver(Saver&&) noexcept = default;
-Saver& Saver::operator=(Saver&&) noexcept = default;
-Saver::~Saver() = default;
+AsyncSaver::AsyncSaver() : state_(std::make_unique<State>()) {}
+AsyncSaver::AsyncSaver(AsyncSaver&&) noexcept = default;
+AsyncSaver& AsyncSaver::operator=(AsyncSaver&&) noexcept = default;
+AsyncSaver::~AsyncSaver() = default;
 
-void Saver::save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options) {
+void AsyncSaver::save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options) {
   state_->save(folder, module, nullptr, options);
 }
 
-void Saver::save(
+void AsyncSaver::save(
     const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
     const SaveOptions& options) {
   state_->save(folder, module, &optimizer, options);
 }
 
-void Saver::wait() {
+void AsyncSaver::wait() {
   state_->in_background.wait();
 }
 
-bool Saver::is_saving() const {
+bool AsyncSaver::is_saving() const {
   return state_->in_background.is_under_way();
 }
 

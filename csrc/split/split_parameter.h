@@ -3,7 +3,7 @@
 #include "comm/collectives/collectives.h"
 #include "layout/axis_pieces.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 #include <shardwise/mesh.h>
 #include <shardwise/parallelize.h>
 

@@ -4,7 +4,7 @@
 #include "transport/transport.h"
 #include "transport/worker.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

@@ -3,7 +3,7 @@
 
 #include "transport/shared_memory.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

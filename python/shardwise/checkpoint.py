@@ -102,14 +102,14 @@ def save(
     _C.save_pieces(ranks, place, pieces, about)
 
 
-class Saver:
+class AsyncSaver:
     """Saves while training goes on: save() copies this rank's part and returns, and a thread writes it.
 
     One save is under way at a time. The next one first waits for it, raises its error if it failed, and uses its memory
     again, which is as large as this rank's part. All ranks must make the same calls in the same order. If a program
     ends without wait() and its last save fails, stderr says so, and the process exits with an error.
 
-    >>> saver = checkpoint.Saver()
+    >>> saver = checkpoint.AsyncSaver()
     >>> saver.save(checkpoint.step_folder("run", step), model, optimizer, values={"step": step})
     >>> saver.wait()  # at the end
     """
@@ -470,7 +470,7 @@ def _together(ranks: _C.Ranks, act: Callable[[], T]) -> T:
 __all__ = [
     "Loaded",
     "SavedStep",
-    "Saver",
+    "AsyncSaver",
     "export_safetensors",
     "keep_newest_steps",
     "load",

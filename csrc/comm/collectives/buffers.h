@@ -3,7 +3,7 @@
 #include "comm/streams/last_use.h"
 
 #include <shardwise/counters.h>
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -5,7 +5,7 @@
 #include "transport/transport.h"
 
 #include <shardwise/counters.h>
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 #include <shardwise/mesh.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -42,7 +42,7 @@ struct SHARDWISE_API MeshGroups {
   /// in any order. They are group() itself if that is the caller's and has no store that works.
   static Group gather(const Mesh& mesh, const std::string& axis);
   static Group sum(const Mesh& mesh, const std::string& axis);
-  /// For saves that are written while training goes on (Saver). This and the others raise Error if the groups are the
+  /// For saves that are written while training goes on (AsyncSaver). This and the others raise Error if the groups are the
   /// caller's and have no store that works.
   static Group save(const Mesh& mesh, const std::string& axis);
   /// For what the stages of a Pipeline send each other.

@@ -2,7 +2,7 @@
 
 #include "comm/mesh/process_group.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <functional>
 

@@ -338,7 +338,7 @@ Mesh::Mesh(std::vector<Axis> axes, const MeshOptions& options) : state_(std::mak
   holder.state = state_;
 }
 
-Mesh Mesh::shared(const MeshOptions& options) {
+Mesh Mesh::current(const MeshOptions& options) {
   auto& holder = State::from_environment();
   std::unique_lock lock(holder.mutex);
   auto state = holder.state.lock();

@@ -2,7 +2,7 @@
 
 #include "comm/rendezvous/processes.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 #include <shardwise/mesh.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -3,7 +3,7 @@
 #include "comm/mesh/axis_group.h"
 #include "comm/mesh/process_group.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 namespace shardwise::comm {
 

@@ -2,7 +2,7 @@
 
 #include "comm/streams/last_use.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>

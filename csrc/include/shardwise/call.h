@@ -1,7 +1,7 @@
 #pragma once
 
 #include <shardwise/hooks.h>
-#include <shardwise/hooks_detail.h>
+#include <shardwise/detail/hooks.h>
 
 #include <utility>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <stdexcept>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <shardwise/export.h>
-#include <shardwise/holder.h>
+#include <shardwise/detail/export.h>
+#include <shardwise/detail/holder.h>
 #include <shardwise/options.h>
 
 #include <torch/arg.h>

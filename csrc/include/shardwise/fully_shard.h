@@ -1,6 +1,6 @@
 #pragma once
 
-#include <shardwise/holder.h>
+#include <shardwise/detail/holder.h>
 #include <shardwise/options.h>
 #include <shardwise/unit.h>
 

@@ -16,7 +16,7 @@
 ///
 /// Thread safe. No lock is held while a hook runs.
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -75,7 +75,7 @@ class SHARDWISE_API Mesh {
   static Mesh from_env(const MeshOptions& options = {});
 
   /// The mesh from the environment that is open now; from_env(options) when there is none.
-  static Mesh shared(const MeshOptions& options = {});
+  static Mesh current(const MeshOptions& options = {});
 
   /// The given axes over all ranks of the environment or of options.store. Their sizes multiply to the world size.
   explicit Mesh(std::vector<Axis> axes, const MeshOptions& options = {});

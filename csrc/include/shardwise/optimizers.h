@@ -12,7 +12,7 @@
 /// The state of a parameter follows it to another dtype or device. It may come from an archive or from the program:
 /// state() then has objects of torch::optim's class, which the next step takes over.
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/adam.h>

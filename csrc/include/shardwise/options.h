@@ -42,7 +42,7 @@ struct SHARDWISE_API CpuOffload {
 
 /// The options of replicate(). Everything has a default.
 struct SHARDWISE_API ReplicateOptions {
-  /// The ranks with copies: a mesh of one axis. Unset: Mesh::shared().
+  /// The ranks with copies: a mesh of one axis. Unset: Mesh::current().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Parameters that stay as they are.
   TORCH_ARG(std::vector<at::Tensor>, ignored_parameters) = {};
@@ -101,7 +101,7 @@ struct SHARDWISE_API FullyShardOptions {
   using ParameterMesh = std::function<std::optional<Mesh>(const std::string& name, const at::Tensor& parameter)>;
 
   /// The ranks with shards: a mesh of one axis. A mesh of two axes is hybrid: the ranks along the second have shards,
-  /// those along the first have copies of them. Unset: Mesh::shared().
+  /// those along the first have copies of them. Unset: Mesh::current().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   /// Whether full parameters are freed after the unit's forward and gathered again in backward, and from how many
   /// ranks. Unset: they are, from all ranks; but those of the outermost unit stay, since backward needs them first.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <shardwise/counters.h>
-#include <shardwise/holder.h>
+#include <shardwise/detail/holder.h>
 #include <shardwise/mesh.h>
 
 #include <torch/arg.h>

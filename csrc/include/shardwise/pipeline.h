@@ -1,7 +1,7 @@
 #pragma once
 
 #include <shardwise/call.h>
-#include <shardwise/holder.h>
+#include <shardwise/detail/holder.h>
 #include <shardwise/mesh.h>
 
 #include <ATen/core/Tensor.h>

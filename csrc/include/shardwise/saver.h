@@ -13,16 +13,16 @@ namespace shardwise {
 ///
 /// One save is under way at a time: the next one waits for it first, and raises its error. The next one also uses its
 /// memory again, which is as large as this rank's part. All ranks must make the same calls in the same order.
-class SHARDWISE_API Saver {
+class SHARDWISE_API AsyncSaver {
  public:
-  Saver();
+  AsyncSaver();
   /// Takes over the other one's save. The other one can then only be destroyed or assigned to.
-  Saver(Saver&&) noexcept;
+  AsyncSaver(AsyncSaver&&) noexcept;
   /// The same, after it has waited for its own save as the destructor does.
-  Saver& operator=(Saver&&) noexcept;
+  AsyncSaver& operator=(AsyncSaver&&) noexcept;
   /// Waits for the save that is under way. An error that no call raised goes to stderr, and the process exits with 1
   /// instead of 0.
-  ~Saver();
+  ~AsyncSaver();
 
   /// As shardwise::save(). Raises the errors of that call that it knows before it writes, and the error of the save
   /// before. Raises Error if the process groups of the module's mesh are the program's and have no store.

@@ -10,7 +10,7 @@
 #include <shardwise/for_each_batch.h>
 #include <shardwise/fully_shard.h>
 #include <shardwise/grad_scaler.h>
-#include <shardwise/holder.h>
+#include <shardwise/detail/holder.h>
 #include <shardwise/hooks.h>
 #include <shardwise/mesh.h>
 #include <shardwise/meta.h>

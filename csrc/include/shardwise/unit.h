@@ -1,8 +1,8 @@
 #pragma once
 
 #include <shardwise/counters.h>
-#include <shardwise/export.h>
-#include <shardwise/holder.h>
+#include <shardwise/detail/export.h>
+#include <shardwise/detail/holder.h>
 #include <shardwise/plan.h>
 
 #include <ATen/core/Tensor.h>

@@ -3,7 +3,7 @@
 
 #include <shardwise/error.h>
 #include <shardwise/hooks.h>
-#include <shardwise/hooks_detail.h>
+#include <shardwise/detail/hooks.h>
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

@@ -2,7 +2,7 @@
 
 #include "engine/front_end.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <memory>
 

@@ -3,7 +3,7 @@
 #include "base/caller.h"
 #include "base/compute_guard.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>

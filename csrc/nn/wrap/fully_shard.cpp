@@ -34,7 +34,7 @@ Unit shard(const nn::Modules& modules, const FullyShardOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "fully_shard");
   nn::choose_dims(all.parameters, options.shard_placement());
   nn::choose_dtypes(all.parameters, options.mixed_precision());
-  const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
+  const auto mesh = options.mesh() ? *options.mesh() : Mesh::current();
   engine::UnitSettings settings{
       .replicates = false,
       .layout = options.layout() == ShardLayout::flat ? group::Layout::flat : group::Layout::rows,

@@ -29,7 +29,7 @@ void refuse_max_norm(const torch::nn::Module& module, const nn::ModuleTensors& a
 Unit replicate_all(const nn::Modules& modules, const ReplicateOptions& options) {
   auto all = nn::tensors_of_unit(modules, options.ignored_parameters(), "replicate");
   nn::choose_dtypes(all.parameters, options.mixed_precision());
-  const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
+  const auto mesh = options.mesh() ? *options.mesh() : Mesh::current();
   for (auto* module : modules) {
     module->apply([&](const torch::nn::Module& part) {
       if (mesh.size() == 1) return;
@@ -75,7 +75,7 @@ void check_options(const ReplicateOptions& options) {
 
 Unit replicate(const torch::OrderedDict<std::string, at::Tensor>& tensors, const ReplicateOptions& options) {
   check_options(options);
-  const auto mesh = options.mesh() ? *options.mesh() : Mesh::shared();
+  const auto mesh = options.mesh() ? *options.mesh() : Mesh::current();
   std::vector<engine::NamedTensor> all;
   nn::TensorCollection parameters(all);
   for (const auto& item : tensors) {

@@ -2,7 +2,7 @@
 
 #include "transport/same_host/segment.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <cstddef>
 #include <map>

@@ -3,7 +3,7 @@
 #include "base/descriptor.h"
 #include "base/forked.h"
 
-#include <shardwise/export.h>
+#include <shardwise/detail/export.h>
 
 #include <cstddef>
 #include <cstdint>

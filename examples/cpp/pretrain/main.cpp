@@ -112,7 +112,7 @@ void run(const Options& options) {
       static_cast<size_t>(mesh.rank()));
   const auto batches = static_cast<int64_t>(sampler.batches());
   if (batches == 0) throw std::invalid_argument("pretrain: the text has fewer examples than a batch.");
-  shardwise::Saver saver;
+  shardwise::AsyncSaver saver;
   std::ofstream log;
   if (mesh.rank() == 0) log.open(options.out + "/log.jsonl", std::ios::app);
 

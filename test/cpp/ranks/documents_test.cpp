@@ -162,7 +162,7 @@ void pipelines() {
 
 void whole_models(const std::string& file) {
   auto model = std::make_shared<Model>();
-  const auto mesh = Mesh::shared();
+  const auto mesh = Mesh::current();
   shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
   const auto expected = shardwise::full_state_dict(model);
   const auto whole = shardwise::full_state_dict(model, shardwise::FullStateDictOptions().rank0_only(true));
@@ -193,7 +193,7 @@ void whole_models(const std::string& file) {
 
 void own_archives(const std::string& folder) {
   auto model = std::make_shared<Model>();
-  const auto mesh = Mesh::shared();
+  const auto mesh = Mesh::current();
   shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
   step(*model, optimizer);
@@ -218,7 +218,7 @@ struct ResumableStepLR : torch::optim::StepLR {
 /// In a folder that all ranks see: they are processes, and have only the port in common.
 void sharded() {
   auto model = std::make_shared<Model>();
-  const auto mesh = Mesh::shared();
+  const auto mesh = Mesh::current();
   shardwise::fully_shard(model, shardwise::FullyShardOptions().mesh(mesh));
   torch::optim::AdamW optimizer(model->parameters(), 1e-3);
   step(*model, optimizer);
@@ -230,7 +230,7 @@ void sharded() {
     shardwise::save(folder, model, optimizer, shardwise::SaveOptions().values({{"step", int64_t{100}}}));
     const auto loaded = shardwise::load(folder, model, optimizer);
     const auto step = std::get<int64_t>(loaded.values.at("step"));
-    shardwise::Saver saver; // saves while training goes on
+    shardwise::AsyncSaver saver; // saves while training goes on
     saver.save(shardwise::step_folder(root, 200), model, optimizer);
     saver.wait(); // at the end
     shardwise::export_safetensors(file, model);

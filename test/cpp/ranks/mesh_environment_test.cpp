@@ -198,13 +198,13 @@ TEST(MeshEnvironment, ASecondOneIsRefused) {
 TEST(MeshEnvironment, TheOpenOneIsShared) {
   const Variables changed(of_no_rank());
   {
-    const auto first = Mesh::shared(on_cpu());
-    EXPECT_EQ(Mesh::shared(on_cpu()).group("world"), first.group("world"));
+    const auto first = Mesh::current(on_cpu());
+    EXPECT_EQ(Mesh::current(on_cpu()).group("world"), first.group("world"));
   }
   Mesh second({{"replicate", 1}}, on_cpu());
-  EXPECT_EQ(Mesh::shared(on_cpu()).group("replicate"), second.group("replicate"));
+  EXPECT_EQ(Mesh::current(on_cpu()).group("replicate"), second.group("replicate"));
   second.shutdown();
-  EXPECT_EQ(sum_over(Mesh::shared(on_cpu()), "world"), 1);
+  EXPECT_EQ(sum_over(Mesh::current(on_cpu()), "world"), 1);
 }
 
 TEST(MeshEnvironment, AFailedOneMayBeTriedAgain) {

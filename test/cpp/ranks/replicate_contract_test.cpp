@@ -373,9 +373,9 @@ TEST(ReplicateContract, WithoutAMesh) {
     auto both = pair_of_copies(rank, mlp({3, 4, 2}), mlp({3, 4, 2}));
     replicate(*both.ours->ptr(0));
     replicate(both.ours);
-    ASSERT_EQ(Mesh::shared().rank(), rank.rank());
+    ASSERT_EQ(Mesh::current().rank(), rank.rank());
     ASSERT_THROW(Mesh::from_env(), ValueError);
-    const auto device = Mesh::shared().device();
+    const auto device = Mesh::current().device();
     both.reference->to(device);
     const auto loss = [&](torch::nn::Sequential& model, int step, int r) {
       return model->forward(batch(step, r, 3).to(device)).sum();

@@ -45,7 +45,7 @@ void save_without_end(const std::string& root, bool in_background) {
   shard_stack(model, FullyShardOptions().mesh(mesh));
   bool is_counting = std::getenv(kFromTheBeginning) != nullptr;
   if (is_counting) count_down();
-  Saver saver;
+  AsyncSaver saver;
   const auto newest = newest_step(root);
   const auto first = newest ? newest->step + 1 : 1;
   for (int64_t step = first;; ++step) {

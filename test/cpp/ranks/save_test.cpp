@@ -243,7 +243,7 @@ TEST(Save, RanksThatNameDifferentFolders) {
     const auto own = folder / c10::str("step-", rank.rank());
     expect_error<Error>(
         [&] { save(own, model); }, {"rank 1 saves", "to " + (folder / "step-1"), "but rank 0", folder / "step-0"});
-    Saver saver;
+    AsyncSaver saver;
     expect_error<Error>([&] { saver.save(own, model); }, {"to " + (folder / "step-1")});
     save(folder / "step-0", model);
     expect_error<Error>(

@@ -102,7 +102,7 @@ def test_figures_of_a_short_run():
     figures = {figure.name: figure for figure in checkpoint.suite(checkpoint.SHORT)}
     speeds = [figure.value for figure in figures.values() if figure.unit == "GB/s"]
     assert len(speeds) == 5 and all(0 < speed < 100 for speed in speeds)
-    assert figures["shardwise: what Saver.save() keeps a step waiting"].value > 0
+    assert figures["shardwise: what AsyncSaver.save() keeps a step waiting"].value > 0
     # 50 MB on two ranks: saving holds nothing twice.
     assert figures["shardwise: memory of a rank for a save"].value < 25
 

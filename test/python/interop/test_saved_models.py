@@ -170,7 +170,7 @@ class TestSavedModels:
         with pytest.raises(ValueError, match="the program has 2 ranks"):
             checkpoint.save(tmp_path / "step", nn.Linear(2, 2))
         with pytest.raises(ValueError, match="the program has 2 ranks"):
-            checkpoint.Saver().save(tmp_path / "step", nn.Linear(2, 2))
+            checkpoint.AsyncSaver().save(tmp_path / "step", nn.Linear(2, 2))
         assert not list(tmp_path.iterdir())
 
     def test_stages_of_a_pipeline(self, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ class TestInterchange:
 
     def test_the_safetensors_library(self, tmp_path: Path) -> None:
         model, other = of_each_dtype(1), of_each_dtype(0)
-        saver = checkpoint.Saver()
+        saver = checkpoint.AsyncSaver()
         saver.save(tmp_path / "step", model)
         saver.wait()
         checkpoint.export_safetensors(tmp_path / "out" / "model.safetensors", model)

@@ -248,7 +248,7 @@ class TestSave:
 def in_background(rank: int, folder: str) -> None:
     """What was there at each call is written while training goes on."""
     run = Run("rows of 2", rank)
-    saver, expected = checkpoint.Saver(), []
+    saver, expected = checkpoint.AsyncSaver(), []
     for step in range(3):
         run.train(step, step + 1)
         saver.save(checkpoint.step_folder(folder, step), run.model, run.optimizer, values={"step": step})
@@ -266,7 +266,7 @@ def in_background(rank: int, folder: str) -> None:
 
 def fails_in_background(rank: int, folder: str) -> None:
     model = shardwise.fully_shard(mlps(WIDTH, 1))
-    saver = checkpoint.Saver()
+    saver = checkpoint.AsyncSaver()
     saver.save(f"{folder}/step", model)
     saver.wait()
     # Known at once, on all ranks.
@@ -287,7 +287,7 @@ import resource, sys, torch
 from shardwise import checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 def main():
-    saver = checkpoint.Saver()
+    saver = checkpoint.AsyncSaver()
     saver.save(sys.argv[1], torch.nn.Linear(100, 100))
     if sys.argv[2] == "held":
         sys.saver = saver
@@ -295,12 +295,12 @@ main()
 """
 
 
-class TestSaver:
+class TestAsyncSaver:
     @pytest.mark.parametrize("way", ["held", "dropped"])
     def test_a_failure_that_nobody_saw_ends_the_process_with_an_error(self, way: str, tmp_path: Path) -> None:
         done = python("-c", UNSEEN, tmp_path / "step", way)
         assert done.returncode == 1, done.stderr
-        assert "the last save of a Saver failed" in done.stderr and "raise the limit (ulimit -f)" in done.stderr
+        assert "the last save of an AsyncSaver failed" in done.stderr and "raise the limit (ulimit -f)" in done.stderr
         assert not list(tmp_path.iterdir())
 
     test_what_was_there_at_the_call_is_written = on_ranks(2, in_background, path="run")

@@ -1,4 +1,4 @@
-// Saver: what was there at the call is written while training goes on; an error comes with the next call, on all ranks.
+// AsyncSaver: what was there at the call is written while training goes on; an error comes with the next call, on all ranks.
 #include "ranks/saved_models.h"
 #include "saves/background_save.h"
 #include "saves/ranks.h"
@@ -44,13 +44,13 @@ class OnDisk {
 
 } // namespace
 
-TEST(Saver, WhatWasThereAtTheCallIsWritten) {
+TEST(AsyncSaver, WhatWasThereAtTheCallIsWritten) {
   for (const auto& division : saved_divisions()) {
     SCOPED_TRACE(division.name);
     const TemporaryFolder folder;
     run_ranks(division.world, [&](Rank& rank) {
       Training training(rank, division, 0.02);
-      Saver saver;
+      AsyncSaver saver;
       std::vector<Whole> expected;
       for (int step = 0; step < 3; ++step) {
         // At first the optimizer keeps nothing; then all is as the time before.
@@ -73,7 +73,7 @@ TEST(Saver, WhatWasThereAtTheCallIsWritten) {
   }
 }
 
-TEST(Saver, TrainingGoesOnWhileItIsWritten) {
+TEST(AsyncSaver, TrainingGoesOnWhileItIsWritten) {
   const TemporaryFolder folder;
   run_ranks(2, [&](Rank& rank) {
     Training training(rank, saved_divisions().at(1), 0.02);
@@ -93,7 +93,7 @@ TEST(Saver, TrainingGoesOnWhileItIsWritten) {
   });
 }
 
-TEST(Saver, AFailureIsRaisedOnAllRanksByTheNextCall) {
+TEST(AsyncSaver, AFailureIsRaisedOnAllRanksByTheNextCall) {
   const TemporaryFolder folder;
   run_ranks(3, [&](Rank& rank) {
     Training training(rank, saved_divisions().at(2), 0.02);
@@ -120,7 +120,7 @@ TEST(Saver, AFailureIsRaisedOnAllRanksByTheNextCall) {
   EXPECT_EQ(folder.names(), std::set<std::string>{"step"});
 }
 
-TEST(Saver, AnExchangeThatFailsLeavesTheLastCheckpointOrTheNew) {
+TEST(AsyncSaver, AnExchangeThatFailsLeavesTheLastCheckpointOrTheNew) {
   // The ranks talk six times; between the last two the first one commits. One of these fails on some ranks, and from
   // then on nobody hears of the others.
   enum class When : uint8_t { before, after_on_all, after_on_the_first, after_on_others };
@@ -173,14 +173,14 @@ TEST(Saver, AnExchangeThatFailsLeavesTheLastCheckpointOrTheNew) {
   }
 }
 
-TEST(Saver, OneRankMayHaveSomethingElseTheNextTime) {
+TEST(AsyncSaver, OneRankMayHaveSomethingElseTheNextTime) {
   const TemporaryFolder folder;
   run_ranks(3, [&](Rank& rank) {
     // Over process groups that are the program's own.
     const auto mesh = Mesh::from_process_groups({"ranks"}, {rank.mesh().group("world")}, rank.mesh().device());
     Stack model;
     shard_stack(model, FullyShardOptions().mesh(mesh));
-    Saver saver;
+    AsyncSaver saver;
     for (const int number : {0, 1, 2, 3}) {
       StateDict tensors;
       tensors.insert("all", torch::full({3}, number));
@@ -199,7 +199,7 @@ TEST(Saver, OneRankMayHaveSomethingElseTheNextTime) {
   });
 }
 
-TEST(Saver, AFailureThatNobodySawEndsTheProcessWithAnError) {
+TEST(AsyncSaver, AFailureThatNobodySawEndsTheProcessWithAnError) {
   constexpr const char* kFolder = "SHARDWISE_TEST_UNSEEN";
   if (const char* place = std::getenv(kFolder)) {
     Stack model;
@@ -213,7 +213,7 @@ TEST(Saver, AFailureThatNobodySawEndsTheProcessWithAnError) {
   const TemporaryFolder folder;
   const auto ended = run_commands({this_test({{kFolder, folder / "step"}})}, std::chrono::seconds(60)).front();
   EXPECT_EQ(ended.exit_code, 1) << ended.output;
-  EXPECT_NE(ended.output.find("the last save of a Saver failed"), std::string::npos) << ended.output;
+  EXPECT_NE(ended.output.find("the last save of an AsyncSaver failed"), std::string::npos) << ended.output;
   EXPECT_NE(ended.output.find("PASSED"), std::string::npos) << ended.output;
 }
 
