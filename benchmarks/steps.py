@@ -22,6 +22,9 @@ NAMES = {
     "Python torch_replicate": "torch's replicate",
     "Python deepspeed": "DeepSpeed ZeRO-3",
 }
+#: Torch's wrappings over our process groups, for the engines without the transports.
+OVER_SHARDWISE = "_over_shardwise"
+DDP_OVER_SHARDWISE = f"{DDP}{OVER_SHARDWISE}"
 COUNTED = {
     "all_gathers": "all-gathers",
     "reduce_scatters": "reduce-scatters",
@@ -55,9 +58,15 @@ PYTHON = (
 )
 TORCH = tuple(f"Python {wrap}" for wrap in ("none", "fsdp2", "fsdp2_keep"))
 TORCH_COPIES = ("Python torch_replicate",)
+#: Each beside DDP over our transport too.
+SAME_TRANSPORT = (
+    (DDP_OVER_SHARDWISE, "C++ fully_shard", "Python fully_shard", f"Python fsdp2{OVER_SHARDWISE}"),
+    (DDP_OVER_SHARDWISE, "C++ fully_shard_keep", "Python fully_shard_keep", f"Python fsdp2_keep{OVER_SHARDWISE}"),
+    (DDP_OVER_SHARDWISE, "C++ replicate", "Python replicate", f"Python torch_replicate{OVER_SHARDWISE}"),
+)
 #: It takes 10 GiB for 107 million parameters.
 DEEPSPEED = ("Python deepspeed",)
-ALL = (CPP, PYTHON, TORCH, TORCH_COPIES, DEEPSPEED)
+ALL = (CPP, PYTHON, TORCH, TORCH_COPIES, *SAME_TRANSPORT, DEEPSPEED)
 FOUR = (("C++ fully_shard", "C++ replicate", "C++ hsdp"), ("Python hsdp", "Python torch_hsdp", "Python fsdp2"))
 SMALL = Size(layers=4, width=192, heads=6, world=2, rounds=3, steps=2)
 FULL = (
@@ -105,7 +114,11 @@ def measure(build: Path, size: Size, names: Sequence[str], peers: Path | None = 
 
 
 def has_plan(name: str) -> bool:
-    return name not in NAMES and not name.endswith(" none")
+    return name.removesuffix(OVER_SHARDWISE) not in NAMES and not name.endswith(" none")
+
+
+def shown_name(name: str) -> str:
+    return NAMES.get(name.removesuffix(OVER_SHARDWISE), name)
 
 
 def wire_bound(name: str, parameters: float, world: int, plan: dict[str, Any]) -> float | None:
@@ -134,8 +147,14 @@ def figures(measured: Measured) -> Iterator[Figure]:
     about = f"{parameters / 4e6:.0f} M, {size.world} ranks"
 
     def figure(program: Program, name: str, value: float, unit: str, note: str = "") -> Figure:
-        return Figure("steps", f"{about}: {NAMES.get(program.name, program.name)}: {name}", value, unit, note)
+        return Figure("steps", f"{about}: {shown_name(program.name)}: {name}", value, unit, note)
 
+    second = measured.programs[1]
+    if second.name == DDP_OVER_SHARDWISE:
+        for program in measured.programs[1:]:
+            note = f"{ratio(program, ddp, 'seconds'):.3g} x DDP over Gloo"
+            yield figure(program, "step, same transport", ratio(program, second, "seconds"), "x DDP", note)
+        return
     for program in measured.programs:
         wall, cpu = program.of_rounds("seconds"), program.of_rounds("cpu_seconds")
         least = 1e3 * program.least("seconds")
@@ -177,5 +196,5 @@ def suite(build: Path, quick: bool, peers: Path | None, only: str = "", rounds: 
     for size, sets in FULL:
         for names in sets:
             wanted = [name for name in names if name.startswith(only)]
-            if wanted and (peers or names != DEEPSPEED):
+            if wanted and (peers or names != DEEPSPEED) and (not only or names not in SAME_TRANSPORT):
                 yield from figures(measure(build, replace(size, rounds=rounds or size.rounds), wanted, peers))

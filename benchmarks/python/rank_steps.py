@@ -25,7 +25,7 @@ from peers_model import ModelledPeers
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from wrappings import OURS, DeepSpeedSteps, Steps, make_model
+from wrappings import DeepSpeedSteps, Steps, back_end_of, make_model
 
 import shardwise
 
@@ -132,7 +132,7 @@ def main() -> None:
         dist.init_process_group(peers.name, store=FakeStore(), rank=options.rank, world_size=options.world)
     else:
         store = dist.FileStore(options.store, options.world)
-        back_end = device.back_end("shardwise" if options.wrap in OURS else "gloo")
+        back_end = device.back_end(back_end_of(options.wrap))
         dist.init_process_group(back_end, store=store, rank=options.rank, world_size=options.world)
     rank = Rank(options, device, peers)
     orders: dict[str, Callable[..., dict[str, Any]]] = {

@@ -22,8 +22,8 @@ import shardwise
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples" / "python"))
 from model import Gpt, GptOptions, initialize
 
-#: Ours over torch's process groups; else over those of our own transport.
-OVER_GLOO = "_over_gloo"
+#: Ours over torch's process groups, or torch's over ours; else each over its own.
+OVER_GLOO, OVER_SHARDWISE = "_over_gloo", "_over_shardwise"
 OURS = ("fully_shard", "fully_shard_keep", "hsdp", "replicate")
 
 
@@ -36,6 +36,11 @@ def make_model(layers: int, width: int, heads: int, length: int) -> Gpt:
 
 def is_ours(wrap: str) -> bool:
     return wrap.removesuffix(OVER_GLOO) in OURS
+
+
+def back_end_of(wrap: str) -> str:
+    """The process groups' on CPUs."""
+    return "shardwise" if wrap in OURS or wrap.endswith(OVER_SHARDWISE) else "gloo"
 
 
 def fully_sharded(model: Gpt, unit: Callable[[nn.Module], Any]) -> nn.Module:
@@ -54,6 +59,7 @@ def mesh_of(wrap: str, device_type: str) -> DeviceMesh:
 
 def distribute(model: Gpt, wrap: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """With a lower dtype parameters are gathered in it; what keeps whole ones computes in it by autocast."""
+    wrap = wrap.removesuffix(OVER_GLOO).removesuffix(OVER_SHARDWISE)
     if wrap == "none":
         return model
     if wrap == "ddp":
@@ -73,7 +79,7 @@ def distribute(model: Gpt, wrap: str, dtype: torch.dtype = torch.float32) -> nn.
         "hsdp": lambda module: shardwise.fully_shard(module, mesh=mesh, **given),
         "replicate": lambda module: shardwise.replicate(module, mesh=mesh, **given),
     }
-    return fully_sharded(model, units[wrap.removesuffix(OVER_GLOO)])
+    return fully_sharded(model, units[wrap])
 
 
 def optimizer_of(model: nn.Module, wrap: str) -> Any:
