@@ -76,7 +76,6 @@ class MarkerParser {
     Marker marker;
     marker.save = text_in(json, "save");
     marker.world = number(json, "world");
-    marker.layout = member(json, "layout");
     if (number(json, "block_bytes") != kBlockBytes) fail("its blocks are not those of this version");
     const auto* values = member(json, "values").as<Json::Object>();
     if (values == nullptr) fail("its values are not an object");
@@ -170,7 +169,6 @@ std::string marker_text(const Marker& marker) {
   const auto content = json_text(Json::Object{
       {"save", marker.save},
       {"world", marker.world},
-      {"layout", marker.layout},
       {"values", json_of_values(marker.values)},
       {"block_bytes", kBlockBytes},
       {"files", std::move(files)}});

@@ -24,8 +24,6 @@ struct Marker {
   std::string save;
   /// How many ranks wrote it.
   int64_t world = 1;
-  /// How they divided the tensors, for information: any JSON.
-  Json layout;
   /// The program's own values, by name: numbers, also infinite ones, texts, truth values, and lists of these.
   Json::Object values;
   std::vector<FileRecord> files;

@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <optional>
+#include <utility>
 
 namespace shardwise {
 
@@ -22,10 +23,16 @@ using pipeline::Table;
 
 namespace {
 
+/// A table counts in ints.
+int count_of(const char* what, int64_t value) {
+  if (std::in_range<int>(value)) return static_cast<int>(value);
+  throw ValueError(c10::str("shardwise: Pipeline: ", value, " ", what, " are more than a schedule can have."));
+}
+
 Table table_for(const PipelineOptions& options, int64_t ranks) {
-  const auto number = static_cast<int>(ranks);
-  const auto microbatches = static_cast<int>(options.microbatches());
-  const auto stages = static_cast<int>(options.stages_per_rank());
+  const auto number = count_of("ranks", ranks);
+  const auto microbatches = count_of("microbatches", options.microbatches());
+  const auto stages = count_of("stages per rank", options.stages_per_rank());
   switch (options.schedule()) {
     case PipelineSchedule::gpipe:
       return pipeline::gpipe(number, microbatches);

@@ -290,6 +290,9 @@ TEST(Pipeline, WhatDoesNotFitIsAnErrorOnAllRanks) {
     EXPECT_EQ(without_loss.evaluate({x}).losses.size(), 0);
     expect_error<ValueError>([&] { Pipeline(mesh, "pp", stage, options_of(kSchedules[6], 2)); }, {"microbatches"});
     expect_error<ValueError>([&] { Pipeline(mesh, "pp", stage, PipelineOptions().microbatches(0)); }, {"microbatch"});
+    constexpr int64_t too_many = (int64_t{1} << 32) + 1; // one, in 32 bits
+    expect_error<ValueError>(
+        [&] { Pipeline(mesh, "pp", stage, PipelineOptions().microbatches(too_many)); }, {"4294967297 microbatches"});
     expect_error<ValueError>([&] { Pipeline(mesh, "dp", stage, PipelineOptions()); }, {"no axis 'dp'"});
     expect_error<ValueError>(
         [&] {

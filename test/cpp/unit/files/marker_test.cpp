@@ -27,7 +27,6 @@ TEST_CASE("checkpoint marker: the program's own values come back as they were") 
   constexpr auto kInfinity = std::numeric_limits<double>::infinity();
   Marker marker;
   marker.world = 3;
-  marker.layout = Json::Object{{"mesh", Json::List{2, 2}}, {"rows", true}, {"none", {}}};
   marker.values = {
       {"step", 12},
       {"most", INT64_MAX},
