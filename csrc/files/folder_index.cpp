@@ -18,9 +18,10 @@ namespace {
 /// That of a million tensors is shorter.
 constexpr int64_t kLongestIndex = 100'000'000;
 
-/// Reads a model.safetensors.index.json: the file of each tensor, by the tensor's name.
-/// Raises Error if it is not what Hugging Face's libraries write, and for a file that does not lie in the folder.
-std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std::string& path) {
+/// Reads an index of Hugging Face's: the file of each tensor, by the tensor's name. The files' names end in `end`.
+/// Raises Error if it is not what their libraries write, and for a file that does not lie in the folder.
+std::map<std::string, std::string> read_hugging_face_index(
+    Disk& disk, const std::string& path, const std::string& end) {
   const auto json = parse_json(read_text(disk, path, kLongestIndex), path);
   const auto* places = json.find(kWeightMap);
   const auto* members = places == nullptr ? nullptr : places->as<Json::Object>();
@@ -29,11 +30,11 @@ std::map<std::string, std::string> read_hugging_face_index(Disk& disk, const std
   std::map<std::string, std::string> result;
   for (const auto& [name, value] : *members) {
     const auto* file = value.as<std::string>();
-    if (file == nullptr || !is_tensor_file(*file)) {
+    if (file == nullptr || !is_tensor_file(*file, end)) {
       throw Error(c10::str(
           "shardwise: ", path, " is broken: it says that ", in_quotes(name), " is in ",
           file == nullptr ? "something that is not a string" : in_quotes(*file),
-          "; it must be in a file of this folder that ends in ", kTensorFileEnd, ". ", kRemedy));
+          "; it must be in a file of this folder that ends in ", end, ". ", kRemedy));
     }
     result.emplace(name, *file);
   }
@@ -72,13 +73,30 @@ class IndexReader {
 
  private:
   void read_files() {
-    if (is_one_file_ && add_torch_file()) return;
-    if (!entry_.empty()) {
+    find_files();
+    if (!entry_.empty() && !index_.of_torch_save) {
       throw ValueError(c10::str(
           "shardwise: ", index_.path, " has no entries, such as ", in_quotes(entry_),
           ": only a file of torch.save() has. Load it without one."));
     }
+    for (const auto& [file, record] : index_.files) {
+      if (index_.of_torch_save) {
+        add_torch_file(file);
+      } else {
+        add_file(file, record);
+      }
+    }
+    for (const auto& [name, file] : places_) {
+      if (!index_.tensors.contains(name) && !index_.unknown.contains(name))
+        fail(c10::str("its index names ", in_quotes(name), ", which ", file, " does not have"));
+    }
+    if (index_.of_torch_save) return;
+    for (auto& [name, tensor] : index_.tensors) finish(name, tensor);
+  }
+
+  void find_files() {
     if (is_one_file_) {
+      index_.of_torch_save = is_torch_file(*disk_.open(index_.path), index_.path);
       index_.files.emplace(name_of(index_.path), std::nullopt);
     } else if (index_.marker) {
       const auto problem = files_error(disk_, index_.path, *index_.marker);
@@ -87,23 +105,22 @@ class IndexReader {
     } else {
       find_foreign_files();
     }
-    for (const auto& [file, record] : index_.files) add_file(file, record);
-    for (const auto& [name, file] : places_) {
-      if (!index_.tensors.contains(name) && !index_.unknown.contains(name))
-        fail(c10::str("its ", kHuggingFaceIndex, " names ", in_quotes(name), ", which ", file, " does not have"));
-    }
-    for (auto& [name, tensor] : index_.tensors) finish(name, tensor);
   }
-  /// Whether the one file is of torch.save().
-  bool add_torch_file() {
-    const auto file = disk_.open(index_.path);
-    if (!is_torch_file(*file, index_.path)) return false;
-    auto read = read_torch_file(*file, index_.path, entry_);
-    index_.is_torch_file = true;
-    index_.values = std::move(read.values);
-    index_.tensors = std::move(read.tensors);
-    index_.files.emplace(name_of(index_.path), std::nullopt);
-    return true;
+
+  /// Whether an index says that the tensor lies in another file than this one, or in none.
+  bool lies_elsewhere(const std::string& name, const std::string& file) const {
+    if (places_.empty()) return false;
+    const auto place = places_.find(name);
+    return place == places_.end() || place->second != file;
+  }
+
+  void add_torch_file(const std::string& file) {
+    const auto path = index_.folder + "/" + file;
+    auto read = read_torch_file(*disk_.open(path), path, entry_);
+    if (is_one_file_) index_.values = std::move(read.values);
+    for (auto& [name, tensor] : read.tensors) {
+      if (!lies_elsewhere(name, file)) index_.tensors.emplace(name, std::move(tensor));
+    }
   }
 
   [[noreturn]] void fail(const std::string& why) const {
@@ -111,20 +128,28 @@ class IndexReader {
   }
 
   void find_foreign_files() {
-    const auto path = index_.path + "/" + kHuggingFaceIndex;
-    if (disk_.kind(path)) {
-      places_ = read_hugging_face_index(disk_, path);
-      for (const auto& [name, file] : places_) index_.files.emplace(file, std::nullopt);
-      return;
-    }
+    if (find_by_index(kHuggingFaceIndex, kTensorFileEnd)) return;
     for (const auto& name : disk_.list(index_.path)) {
       if (is_tensor_file(name)) index_.files.emplace(name, std::nullopt);
     }
-    if (index_.files.empty()) {
+    if (!index_.files.empty()) return;
+    index_.of_torch_save = true;
+    if (find_by_index(kTorchIndex, kTorchFileEnd)) return;
+    if (!disk_.kind(index_.path + "/" + kTorchFile)) {
       throw Error(c10::str(
           "shardwise: the folder ", index_.path, " has no checkpoint: neither ", kMarkerName, " nor files that end in ",
-          kTensorFileEnd, ". Check the path."));
+          kTensorFileEnd, ", nor ", kTorchFile, ". Check the path."));
     }
+    index_.files.emplace(kTorchFile, std::nullopt);
+  }
+
+  /// Whether the folder has an index of this name; then its files are those of the checkpoint.
+  bool find_by_index(const char* name, const std::string& end) {
+    const auto path = index_.path + "/" + name;
+    if (!disk_.kind(path)) return false;
+    places_ = read_hugging_face_index(disk_, path, end);
+    for (const auto& [tensor, file] : places_) index_.files.emplace(file, std::nullopt);
+    return true;
   }
 
   /// One of ours that lost its marker must not pass for one of others, of which nothing can be verified.
@@ -148,9 +173,8 @@ class IndexReader {
     const TensorReader reader(disk_, index_.folder + "/" + file, record);
     if (!index_.marker) check_foreign(reader.header());
     for (const auto& entry : reader.header().tensors) {
-      const auto place = places_.find(entry.name);
       // With an index, what it does not name at this file is not of the checkpoint.
-      if (!places_.empty() && (place == places_.end() || place->second != file)) continue;
+      if (lies_elsewhere(entry.name, file)) continue;
       if (!entry.unknown_dtype.empty()) {
         index_.unknown.emplace(entry.name, entry.unknown_dtype);
         continue;

@@ -41,8 +41,8 @@ struct FolderIndex {
   std::string path;
   /// The folder of the files: the path, or that of the one file there.
   std::string folder;
-  /// Whether the one file is of Python's torch.save(): of such a file all is data.
-  bool is_torch_file = false;
+  /// Whether the files are of Python's torch.save(): of such a file all is data.
+  bool of_torch_save = false;
   /// Nothing for a checkpoint that shardwise did not write.
   std::optional<Marker> marker;
   /// The program's own values, by name.
@@ -55,12 +55,12 @@ struct FolderIndex {
 };
 
 /// Reads what a folder has, of its files only their headers. It may be a checkpoint of ours, also one that was about to
-/// be replaced; one of torch's HuggingFaceStorageWriter, sharded or whole; or one of Hugging Face's libraries, with an
-/// index or without. Instead of a folder it may be one file: of safetensors, or of Python's torch.save(), of which
-/// `entry` may be the one that is loaded.
-/// Raises Error, with the names of file and tensor, for a folder that is missing, unfinished or broken, for one of ours
-/// without its marker, for files outside the folder, and for tensors whose chunks do not have each element once. Raises
-/// ValueError for an entry of anything but a file of torch.save().
+/// be replaced; one of torch's HuggingFaceStorageWriter, sharded or whole; or one of Hugging Face's libraries, of
+/// safetensors or of torch.save(), with an index or without. Instead of a folder it may be one file: of safetensors, or
+/// of Python's torch.save(), of which `entry` may be the one that is loaded. Raises Error, with the names of file and
+/// tensor, for a folder that is missing, unfinished or broken, for one of ours without its marker, for files outside
+/// the folder, and for tensors whose chunks do not have each element once. Raises ValueError for an entry of anything
+/// but a file of torch.save().
 SHARDWISE_API FolderIndex read_folder_index(Disk& disk, const std::string& place, const std::string& entry = "");
 
 /// Call this after an error: raises Error if another save has replaced the checkpoint, and so its files, meanwhile.

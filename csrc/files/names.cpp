@@ -19,8 +19,8 @@ bool is_plain_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-bool is_tensor_file(std::string_view name) {
-  return is_plain_name(name) && name.ends_with(kTensorFileEnd);
+bool is_tensor_file(std::string_view name, std::string_view end) {
+  return is_plain_name(name) && name.ends_with(end);
 }
 
 std::string tensor_file_name(int64_t shard, int64_t file, int64_t files) {

@@ -57,7 +57,7 @@ TensorReader& SavedFolder::reader(const std::string& file) {
   if (open != readers_.end()) return open->second;
   if (readers_.size() == kMostOpenFiles) readers_.clear();
   const auto path = index_.folder + "/" + file;
-  auto opened = index_.is_torch_file ? TensorReader(disk_, path) : TensorReader(disk_, path, index_.files.at(file));
+  auto opened = index_.of_torch_save ? TensorReader(disk_, path) : TensorReader(disk_, path, index_.files.at(file));
   return readers_.emplace(file, std::move(opened)).first->second;
 }
 

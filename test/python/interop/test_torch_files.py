@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ def loads_a_file(rank: int, file: str) -> None:
     assert_same(whole_of(model), expected)
 
 
+def loads_a_folder(rank: int, folder: str, whole: str) -> None:
+    model = spoil(mlps(WIDTH, 3, nn.Embedding(11, WIDTH)))
+    wrap_each(model, shardwise.fully_shard)
+    assert checkpoint.load(folder, model).unverified
+    assert_same(whole_of(model), torch.load(whole))
+
+
 def bytes_read() -> int:
     (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar:"))
     return int(line.split()[1])
@@ -75,6 +83,28 @@ class TestTorchFile:
         torch.save({"x": torch.zeros(1).expand(5)}, tmp_path / "m.pt")
         with pytest.raises(shardwise.Error, match="'x', as of an expanded tensor, share memory"):
             _C.SavedFolder(str(tmp_path / "m.pt"))
+
+    def test_folders_of_transformers(self, tmp_path: Path) -> None:
+        """As its older versions wrote them: one file, or several and an index."""
+        state = mlps(WIDTH, 3, nn.Embedding(11, WIDTH)).state_dict()
+        folder, whole = tmp_path / "folder", str(tmp_path / "folder" / "pytorch_model.bin")
+        folder.mkdir()
+        torch.save(state, whole)
+        run_ranks(2, loads_a_folder, str(folder), whole)
+        whole = str(Path(whole).rename(tmp_path / "whole.bin"))
+        places = {name: f"pytorch_model-0000{1 + number % 2}-of-00002.bin" for number, name in enumerate(state)}
+        for file in set(places.values()):
+            mine = {name: tensor for name, tensor in state.items() if places[name] == file}
+            torch.save(mine | {"of another model": torch.ones(2)}, folder / file)
+        index = folder / "pytorch_model.bin.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        run_ranks(2, loads_a_folder, str(folder), whole)
+        index.write_text(json.dumps({"weight_map": places | {"of none": "pytorch_model-00001-of-00002.bin"}}))
+        with pytest.raises(shardwise.Error, match="names 'of none', which pytorch_model-00001-of-00002.bin does not"):
+            _C.SavedFolder(str(folder))
+        index.write_text(json.dumps({"weight_map": {"a": "../m.bin"}}))
+        with pytest.raises(shardwise.Error, match=r"'a' is in '\.\./m\.bin'; it must be .* ends in \.bin"):
+            _C.SavedFolder(str(folder))
 
     def test_a_sharded_model_loads_one(self, tmp_path: Path) -> None:
         model = mlps(WIDTH, 3, nn.Embedding(11, WIDTH), nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH))
