@@ -117,11 +117,11 @@ format: ## bring C++ and Python files into their format
 	$(prepare) lint "$(PYTHON)"
 	@$(py) scripts/lint.py --fix
 
-docs: ## check links and commands of the pages, and make the API reference in build/docs
+docs: ## check links and commands of the pages, and make a site of them in build/docs, with search and both references
 	$(prepare) docs "$(PYTHON)"
 	@$(py) scripts/check_docs.py
 	@$(build) dev --target shardwise shardwise_python --install $(jobs)
-	@$(py) scripts/reference.py
+	@$(py) scripts/make_docs.py
 
 wheels: ## wheels of the package in dist/, for this Python or for those of PYTHONS
 	$(prepare) build "$(PYTHON)"

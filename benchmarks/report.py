@@ -77,6 +77,7 @@ STEP = ("steps", "x DDP", "26 M, 2 ranks: {}: step")
 LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
 SHARED = ("steps_shared_memory", *STEP[1:])
 LARGE_SHARED = ("steps_shared_memory", *LARGE[1:])
+SAME = tuple((*case[:2], f"{case[2]}, same transport") for case in (STEP, LARGE, SHARED, LARGE_SHARED))
 PEAK = ("memory", "P", "{}: the most in backward")
 RESIDENT = ("memory", "MiB", "{}: resident set, 106.8 M parameters, 2 ranks")
 #: Of the pictures.
@@ -85,7 +86,21 @@ TITLES = {
     "steps": "Time of a training step, DDP = 1",
     "memory": "Tensors at the peak of a training step, in sizes of all parameters",
 }
+LARGE_STEPS = rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE)
 PEAKS = rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK)
+SAME_TITLES = (
+    "a step of 26 M parameters, DDP and FSDP2 over our transport too: `fully_shard`, x DDP",
+    "a step of 107 M parameters, the same",
+    "a step of 26 M parameters through shared memory, the same",
+    "a step of 107 M parameters through shared memory, the same",
+)
+#: What the README calls these.
+SUMMARY = (
+    "time of a step, x DDP's: `fully_shard`",
+    "the same with `reshard_after_forward=False`",
+    "the same, `replicate`",
+    "tensors at its peak, x all parameters: `fully_shard`",
+)
 ROWS = (
     *rows("host, a unit of 9 parameters: `fully_shard`, thousand instructions", *HOST),
     *ours("the same, `{}`", *HOST[:2], "C++ fully_shard_{}, 8 blocks of 9", "flat"),
@@ -96,9 +111,10 @@ ROWS = (
     *ours(
         "set-up of 100 000 tensors, `{}`, s", "scale", "s", "{}, set-up of 100000 tensors", "fully_shard", "replicate"),
     *rows("a step of 26 M parameters, 2 ranks on one host: `fully_shard`, x DDP", *STEP),
-    *rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE),
+    *LARGE_STEPS,
     *rows("a step of 26 M parameters through shared memory: `fully_shard`, x DDP", *SHARED),
     *rows("a step of 107 M parameters through shared memory: `fully_shard`, x DDP", *LARGE_SHARED),
+    *(each for title, case in zip(SAME_TITLES, SAME, strict=True) for each in rows(title, *case)),
     *ours(
         "of a wire that is busy for half a step's time, hidden: `{}`, %", "overlap", "%", "{}: hidden, wire busy 50%",
         "fully_shard", "fully_shard_keep", "replicate"),
@@ -141,20 +157,20 @@ def cell(saved: Mapping[str, Saved], each: Row, name: str | None) -> str:
 
 
 def summary(saved: Mapping[str, Saved]) -> Iterator[str]:
-    """Lines of Markdown: the picture of steps, under which conditions, and what it costs in memory."""
+    """Lines of Markdown: time and memory of a step in a few rows, and the conditions."""
     if not {"steps", "memory"} <= saved.keys():
         return
     facts = saved["steps"].facts
-    ours, fsdp2, ddp = (cell(saved, PEAKS[0], PEAKS[0].names[side]) for side in (0, 2, 3))
-    yield "![The time of a training step beside DDP's, as bars](benchmarks/results/steps.svg)"
+    yield "| | C++ | Python | torch's engine | DDP |"
+    yield "|---|---:|---:|---:|---:|"
+    for title, each in zip(SUMMARY, (*LARGE_STEPS, PEAKS[0]), strict=True):
+        yield f"| {title} | {' | '.join(cell(saved, each, name) for name in each.names)} |"
     yield ""
     yield from textwrap.wrap(
-        "Time of a training step of a GPT (26 and 107 million parameters) as a ratio to DDP's: less is better. Two "
-        f"ranks on one host ({facts['machine']}): ours over shardwise's own transport by TCP; DDP, FSDP2 and torch's "
-        "`replicate` over torch's Gloo. Kept: `reshard_after_forward=False`. At its peak a step of "
-        f"`fully_shard` holds {ours} times the parameters in tensors, of FSDP2 {fsdp2}, of DDP {ddp}. Measured "
-        f"{facts['date'][:10]} with torch {facts['torch']}; "
-        "[all figures](benchmarks/README.md#saved-figures), [what a step costs and why](docs/performance.md).",
+        f"A GPT with 107 million parameters, two ranks on one host ({facts['machine']}); less is better. Ours ran over "
+        "shardwise's own TCP transport, the others over torch's Gloo. Measured "
+        f"{facts['date'][:10]} with torch {facts['torch']}; [all figures](benchmarks/README.md#saved-figures), "
+        "[what a step costs and why](docs/performance.md).",
         width=130, break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 

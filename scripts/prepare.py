@@ -32,7 +32,7 @@ MODULES: dict[str, dict[str, str]] = {
     "build": {},
     "test": {"pybind11-stubgen": "2.5", "pytest": "7.0", "safetensors": "0.5", "setuptools": "77.0"},
     "lint": {},
-    "docs": {"pdoc": "15.0"},
+    "docs": {"pdoc": "15.0", "zensical": "0.0.70"},
 }
 HEADERS = {"catch2/catch.hpp": "catch2", "gtest/gtest.h": "libgtest-dev", "valgrind/callgrind.h": "valgrind"}
 #: Headers that the folder SHARDWISE_TEST_DEPS may provide.

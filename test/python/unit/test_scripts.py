@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import arrows
-import reference
+import make_docs
 
 
 def test_what_goes_up_or_around_a_door_is_told() -> None:
@@ -28,7 +28,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
     links = ("other.html", "other.html#here", "#top", "https://example.org/none", "none.html", "other.html#none")
     text = "".join(f'<a href="{link}">text</a>' for link in links)
     (tmp_path / "page.html").write_text(f'<h1 id="top">x</h1>{text}')
-    found = list(reference.link_problems(tmp_path))
+    found = list(make_docs.link_problems(tmp_path))
     assert len(found) == 2
     assert "is not there" in found[0]
     assert "no such place" in found[1]
@@ -43,5 +43,5 @@ def test_names_without_a_comment_are_told_from_other_warnings():
             "a.h:12: warning: unable to resolve reference to `none'",
         ]
     )
-    assert reference.undocumented(log) == ["Counter", "Mesh::size"]
-    assert reference.other_warnings(log) == ["a.h:12: warning: unable to resolve reference to `none'"]
+    assert make_docs.undocumented(log) == ["Counter", "Mesh::size"]
+    assert make_docs.other_warnings(log) == ["a.h:12: warning: unable to resolve reference to `none'"]

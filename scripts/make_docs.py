@@ -1,10 +1,11 @@
-"""Makes the API reference in build/docs: with Doxygen from the C++ headers, with pdoc from the Python package.
+"""Makes the site in build/docs: the pages with Zensical, the references with Doxygen (C++) and pdoc (Python).
 
-Fails if a public C++ name has no comment, or if a link in the pages is broken.
+Fails if a public C++ name has no comment, or if a link in the site is broken.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -14,8 +15,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import check_docs
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "docs"
+PAGES = ROOT / "build" / "pages"
 HEADERS = ROOT / "csrc" / "include" / "shardwise"
 WARNINGS = OUT / "doxygen.log"
 PYTHON_MODULES = ("shardwise", "shardwise.testing")
@@ -42,18 +46,6 @@ DOXYGEN = {
     "WARN_LOGFILE": str(WARNINGS),
     "WARN_FORMAT": '"$file:$line: $text"',
 }
-INDEX = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>shardwise</title></head>
-<body style="font-family: sans-serif; max-width: 40em; margin: 3em auto">
-<h1>shardwise {version}</h1>
-<ul>
-<li>C++: <a href="cpp/namespaceshardwise.html">functions</a>, <a href="cpp/annotated.html">classes</a></li>
-<li><a href="python/shardwise.html">Python</a></li>
-</ul>
-<p>In C++ an option <code>name</code> of type T is read with <code>name()</code>; <code>name(value)</code> sets it and
-returns the options. Guides are in the folder docs of the repository.</p>
-</body></html>
-"""
 
 
 class Links(HTMLParser):
@@ -112,6 +104,35 @@ def other_warnings(log: str) -> list[str]:
     return [line for line in log.splitlines() if "warning" in line and "is not documented" not in line]
 
 
+def linked_files(page: Path) -> Iterator[Path]:
+    """What a page links to or shows in this repository, other than pages; the files of a folder that it links to."""
+    for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
+        linked = (page.parent / target).resolve()
+        yield from filter(Path.is_file, linked.iterdir() if linked.is_dir() else [linked])
+
+
+def make_pages() -> None:
+    """Copies the pages, and what they link to, to build/pages; a link to a folder becomes one to its first file."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    pages = [page for page in check_docs.pages() if page.relative_to(ROOT).parts[0] != ".github"]
+    for source in {*pages, *(file for page in pages for file in linked_files(page))}:
+        copy = PAGES / source.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
+    for page in pages:
+        text = re.sub(r"(?<=\]\()[^)\s#:]+(?=\))", functools.partial(to_file, page.parent), page.read_text())
+        (PAGES / page.relative_to(ROOT)).write_text(text)
+    config = shutil.copy(Path(__file__).parent / "site.yml", ROOT / "build")
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict", "-f", config], check=True)
+    (OUT / "404.html").unlink()  # Its links are right only on a server that has the site at its root.
+
+
+def to_file(folder: Path, link: re.Match[str]) -> str:
+    """The link, or that of a folder's first file."""
+    linked = folder / link[0]
+    return f"{link[0]}/{min(file.name for file in linked.iterdir() if file.is_file())}" if linked.is_dir() else link[0]
+
+
 def make_cpp() -> None:
     settings = "".join(f"{name} = {value}\n" for name, value in DOXYGEN.items())
     subprocess.run(["doxygen", "-"], input=settings, text=True, check=True, cwd=ROOT)
@@ -125,15 +146,13 @@ def make_python() -> None:
 
 
 def main() -> int:
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir(parents=True)
+    make_pages()
     make_cpp()
     make_python()
-    (OUT / "index.html").write_text(INDEX.format(version=DOXYGEN["PROJECT_NUMBER"]))
     log = WARNINGS.read_text()
     without_comment = [f"shardwise::{name} has no comment" for name in undocumented(log)]
     problems = [*without_comment, *other_warnings(log), *link_problems(OUT)]
-    print("\n".join(problems or [f"docs: the reference is in {(OUT / 'index.html').relative_to(ROOT)}"]))
+    print("\n".join(problems or [f"docs: the site is in {(OUT / 'index.html').relative_to(ROOT)}"]))
     return int(bool(problems))
 
 
