@@ -1,7 +1,7 @@
 #pragma once
 
-#include <shardwise/error.h>
 #include <shardwise/detail/export.h>
+#include <shardwise/error.h>
 
 #include <c10/macros/Macros.h>
 

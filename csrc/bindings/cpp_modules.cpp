@@ -4,9 +4,9 @@
 #include "python_front/kept_object.h"
 
 #include <shardwise/clip_grad_norm.h>
+#include <shardwise/detail/hooks.h>
 #include <shardwise/error.h>
 #include <shardwise/fully_shard.h>
-#include <shardwise/detail/hooks.h>
 #include <shardwise/replicate.h>
 #include <shardwise/state_dict.h>
 

@@ -2,8 +2,8 @@
 
 #include "engine/step_memory.h"
 
-#include <shardwise/estimate.h>
 #include <shardwise/detail/export.h>
+#include <shardwise/estimate.h>
 
 #include <c10/core/ScalarType.h>
 

@@ -1,4 +1,4 @@
-#include <shardwise/optimizer_state_dict.h>
+#include <shardwise/state_dict.h>
 
 #include "base/compute_guard.h"
 #include "base/fingerprint.h"

@@ -4,7 +4,7 @@
 #include "nn/wrap/first_rank.h"
 #include "optim/state_match.h"
 
-#include <shardwise/optimizer_state_dict.h>
+#include <shardwise/state_dict.h>
 
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>

@@ -8,7 +8,7 @@
 #include "saves/pieces.h"
 
 #include <shardwise/error.h>
-#include <shardwise/saver.h>
+#include <shardwise/save.h>
 
 #include <c10/util/StringUtil.h>
 

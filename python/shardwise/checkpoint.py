@@ -170,10 +170,11 @@ def load(
     """Loads a checkpoint into a model in place, whatever ranks saved it and however they divided it.
 
     It reads checkpoints of save(), of C++ programs, of torch.distributed.checkpoint's HuggingFaceStorageWriter and of
-    Hugging Face's libraries. `folder` may also be one file: of safetensors, or of torch.save(model.state_dict(), file),
-    of which it unpickles nothing. Each rank reads only what it needs, and verifies it if shardwise wrote it. The call
-    checks names, shapes and dtypes before it changes anything. If it fails on one rank, it raises on all of them. If
-    the error says that data is not what was saved, the model has a mix of old and new values: load another checkpoint.
+    Hugging Face's libraries (safetensors or pytorch_model.bin). `folder` may also be one file: of safetensors, or of
+    torch.save(model.state_dict(), file), of which it unpickles nothing. Each rank reads only what it needs, and
+    verifies it if shardwise wrote it. The call checks names, shapes and dtypes before it changes anything. If it fails
+    on one rank, it raises on all of them. If the error says that data is not what was saved, the model has a mix of old
+    and new values: load another checkpoint.
 
     All ranks must call it, outside of a backward.
 
@@ -468,9 +469,9 @@ def _together(ranks: _C.Ranks, act: Callable[[], T]) -> T:
 
 
 __all__ = [
+    "AsyncSaver",
     "Loaded",
     "SavedStep",
-    "AsyncSaver",
     "export_safetensors",
     "keep_newest_steps",
     "load",

@@ -42,8 +42,8 @@ struct SHARDWISE_API MeshGroups {
   /// in any order. They are group() itself if that is the caller's and has no store that works.
   static Group gather(const Mesh& mesh, const std::string& axis);
   static Group sum(const Mesh& mesh, const std::string& axis);
-  /// For saves that are written while training goes on (AsyncSaver). This and the others raise Error if the groups are the
-  /// caller's and have no store that works.
+  /// For saves that are written while training goes on (AsyncSaver). This and the others raise Error if the groups are
+  /// the caller's and have no store that works.
   static Group save(const Mesh& mesh, const std::string& axis);
   /// For what the stages of a Pipeline send each other.
   static Group transfer(const Mesh& mesh, const std::string& axis);

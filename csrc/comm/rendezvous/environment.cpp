@@ -190,7 +190,8 @@ std::shared_ptr<const void> claim_environment() {
   static std::atomic<bool> taken = false;
   if (taken.exchange(true)) {
     throw ValueError(
-        "shardwise: this process already has a mesh made from the environment. Copy that Mesh (or use Mesh::current()), "
+        "shardwise: this process already has a mesh made from the environment. Copy that Mesh (or use "
+        "Mesh::current()), "
         "or shut it down before making another.");
   }
   return {&taken, [](const void*) { taken = false; }};

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <shardwise/hooks.h>
 #include <shardwise/detail/hooks.h>
+#include <shardwise/hooks.h>
 
 #include <utility>
 

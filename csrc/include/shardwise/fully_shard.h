@@ -9,9 +9,9 @@
 
 namespace shardwise {
 
-/// Data parallelism in which every rank has only a shard of each parameter below `module`, of its gradient and of its
-/// optimizer state. The full parameter has memory only while its unit computes. The model needs no change, and its
-/// modules may be called in any way.
+/// Data parallelism in which every rank has only a shard of each parameter below `module`, its gradient and optimizer
+/// state. Full parameters have memory only while their unit (one call's modules) computes. The model needs no change,
+/// and modules may be called in any way.
 ///
 /// From now on module.parameters() are the shards: give them to the optimizer. The module's own members (`weight`)
 /// remain the full parameters. A write to a member is an Error, since it would be lost. After each backward each
@@ -24,14 +24,14 @@ namespace shardwise {
 /// .grad. clone() of a wrapped module is an Error. RNN modules may be cast and moved like any other.
 ///
 /// A parameter that is registered but held by no member stays whole on every rank; its gradient is averaged too.
-/// ParameterList, ParameterDict and classes derived from them have such parameters, and so does a torch module after
-/// assignment to its member. If your own class reads registered parameters when it computes, name them in
+/// ParameterList, ParameterDict and classes derived from them have such parameters, and so does a torch module whose
+/// member was reassigned. If your own class reads registered parameters when it computes, name them in
 /// whole_parameters(). Other handles on parameters (an optimizer's, a variable) do no harm. Views and aliases would
-/// stay at today's values: they are an Error on all ranks (see allow_aliases()).
+/// keep present values: they are an Error on all ranks (see allow_aliases()).
 ///
 /// Read members with operations. The engine does not notice reads by data_ptr(), accessors and the like. They work
-/// inside a call that fires hooks (call.h says which), after an operation used the parameter in this forward, and after
-/// unshard(). While a full copy is freed, or older than its shards, such reads raise an error that says so.
+/// inside a call that fires hooks (hooks.h says which), after an operation used the parameter in this forward, or
+/// after unshard(). While a full copy is freed, or older than its shards, such reads raise an error that says so.
 ///
 /// Make the optimizer afterwards: one with full parameters raises at its first step. It must work element by element:
 /// torch::optim::LBFGS and torch::nn::utils::clip_grad_norm_ would take this rank's shards for the whole model, and are

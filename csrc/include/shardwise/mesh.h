@@ -74,7 +74,7 @@ class SHARDWISE_API Mesh {
   /// One axis, "world", over all ranks of the environment.
   static Mesh from_env(const MeshOptions& options = {});
 
-  /// The mesh from the environment that is open now; from_env(options) when there is none.
+  /// The mesh from the environment that is open now, whatever its axes; from_env(options) if there is none.
   static Mesh current(const MeshOptions& options = {});
 
   /// The given axes over all ranks of the environment or of options.store. Their sizes multiply to the world size.

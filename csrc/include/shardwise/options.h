@@ -15,7 +15,7 @@ namespace shardwise {
 
 /// The dtypes in which a unit computes and sums. Only floating-point tensors are cast.
 struct SHARDWISE_API MixedPrecision {
-  /// Returns the dtype in which a parameter computes: nullopt or `param_dtype` casts it to `param_dtype`, its own dtype
+  /// Returns the compute dtype of a parameter: nullopt or `param_dtype` casts it to `param_dtype`, its own dtype
   /// leaves it uncast.
   using Override = std::function<std::optional<at::ScalarType>(const std::string& name, const at::Tensor& parameter)>;
 
@@ -33,7 +33,7 @@ struct SHARDWISE_API MixedPrecision {
   TORCH_ARG(bool, cast_forward_inputs) = true;
 };
 
-/// Puts parameters() and their gradients into the host's memory, while the module computes on the mesh's device.
+/// Keeps parameters() and their gradients in the host's memory, while the module computes on the mesh's device.
 struct SHARDWISE_API CpuOffload {
   /// Use memory that the device can read by itself, so the host need not wait for copies. On a mesh of CPUs nothing is
   /// pinned or moved.
@@ -64,8 +64,8 @@ class ReshardAfterForward {
   /// True: they are freed. False: they stay until the backward is over.
   template <std::same_as<bool> Bool>
   ReshardAfterForward(Bool frees) : frees_(frees) {}
-  /// They are freed, but this many neighbouring ranks keep them whole between them, and backward gathers among these
-  /// ranks only. A divisor of the number of shards.
+  /// They are freed, but each group of this many neighbouring ranks keeps one divided copy, and backward gathers
+  /// within it. A divisor of the number of shards.
   template <std::same_as<int> Int>
   ReshardAfterForward(Int ranks) : frees_(true),
                                    ranks_(ranks) {}
@@ -74,7 +74,7 @@ class ReshardAfterForward {
   bool frees() const {
     return frees_;
   }
-  /// Unset: each rank keeps its shard only.
+  /// Unset: no group keeps a copy.
   std::optional<int> ranks() const {
     return ranks_;
   }
@@ -109,7 +109,7 @@ struct SHARDWISE_API FullyShardOptions {
   /// For ShardLayout::rows. Unset: all parameters are cut along their first dimension.
   TORCH_ARG(Placement, shard_placement) = {};
   /// For parameters whose shards lie on other ranks than the rest, such as a rank's own experts. Each mesh has
-  /// its own collectives; otherwise these parameters are in the same unit. All ranks must use their meshes in the
+  /// its own collectives, but all these parameters are in one unit. All ranks must use their meshes in the
   /// same order.
   TORCH_ARG(ParameterMesh, parameter_mesh) = {};
   /// How parameters become shards.
@@ -125,8 +125,8 @@ struct SHARDWISE_API FullyShardOptions {
   /// Parameters that stay whole on every rank, with averaged gradients: those that a class of your own reads from its
   /// registry when it computes, without a member for them.
   TORCH_ARG(std::vector<at::Tensor>, whole_parameters) = {};
-  /// Allow views and aliases of parameters that exist already. They stay at their present values, so allow them only if
-  /// nothing computes with them.
+  /// Allow existing views and aliases of parameters. They keep their present values, so allow them only if nothing
+  /// computes with them.
   TORCH_ARG(bool, allow_aliases) = false;
 };
 

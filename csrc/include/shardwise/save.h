@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -42,7 +43,7 @@ struct SHARDWISE_API SaveOptions {
 /// reads them. One rank writes a tensor that every rank has whole.
 ///
 /// The checkpoint appears at `folder` in one step, when all of it will survive a loss of power, and replaces one that
-/// was there. If the save fails on one rank it raises on all of them, and the checkpoint before stays.
+/// was there. If the save fails on one rank it raises on all of them, and the previous checkpoint stays.
 ///
 /// All ranks must call it for the same module, outside of a backward. Raises ValueError if the folder has anything but
 /// a checkpoint, or for what cannot be saved; Error if the disk fails, or if ranks differ.
@@ -54,15 +55,54 @@ SHARDWISE_API void save(
     const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
     const SaveOptions& options = {});
 
+/// Saves while training goes on: save() copies this rank's part to the host and returns, and a thread writes it. The
+/// checkpoint is at its place, as save() promises it, once all ranks have written.
+///
+/// One save is under way at a time: the next one waits for it first, and raises its error. The next one reuses its
+/// memory, which is as large as this rank's part. All ranks must make the same calls in the same order.
+class SHARDWISE_API AsyncSaver {
+ public:
+  AsyncSaver();
+  /// Takes over the other one's save. The other one can then only be destroyed or assigned to.
+  AsyncSaver(AsyncSaver&&) noexcept;
+  /// The same, after it has waited for its own save as the destructor does.
+  AsyncSaver& operator=(AsyncSaver&&) noexcept;
+  /// Waits for the save that is under way. An error that no call raised goes to stderr, and the process exits with 1
+  /// instead of 0.
+  ~AsyncSaver();
+
+  /// As shardwise::save(). Raises those of its errors that it finds before writing, and the previous save's error.
+  /// Raises Error if the process groups of the module's mesh are the program's and have no store.
+  void save(const std::string& folder, const torch::nn::Module& module, const SaveOptions& options = {});
+  /// Saves the optimizer's state too, and the options of its groups.
+  void save(
+      const std::string& folder, const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+      const SaveOptions& options = {});
+  /// The same for a module holder or a shared_ptr to a module.
+  template <detail::HoldsModule Holder, typename... More>
+  void save(const std::string& folder, const Holder& holder, More&&... more) {
+    save(folder, static_cast<const torch::nn::Module&>(*holder), std::forward<More>(more)...);
+  }
+
+  /// Returns once the last checkpoint will survive a loss of power. Raises the error of the save, once.
+  void wait();
+  /// Whether one is under way, so that wait() would wait.
+  bool is_saving() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 /// The options of load(). Everything has a default.
 struct SHARDWISE_API LoadOptions {
   /// Whether names that only the model or only the checkpoint has are an Error. If not, they are returned.
   TORCH_ARG(bool, strict) = true;
-  /// Whether a folder of another program, such as a checkpoint of Hugging Face's, is loaded too: it has no checksums.
-  /// If not, it is an Error.
+  /// Whether another program's folder, which has no checksums, is loaded too, such as one of Hugging Face's. If not,
+  /// it is an Error.
   TORCH_ARG(bool, allow_unverified) = true;
-  /// Of a file of Python's torch.save() that has more than a state dict: the name of the model's, as in
-  /// {"model": model.state_dict(), "epoch": 3}. Its numbers and texts are the values then.
+  /// The key of the model's state dict in a file of Python's torch.save() that has more, as in
+  /// {"model": model.state_dict(), "epoch": 3}. Its numbers and texts become the values.
   TORCH_ARG(std::string, entry) = "";
   /// As for save().
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
@@ -82,15 +122,15 @@ struct SHARDWISE_API Loaded {
   bool unverified = false;
 };
 
-/// Sets the parameters and buffers of a model, in place, to a checkpoint of save(), whatever ranks wrote it; also to
-/// one of torch.distributed.checkpoint's HuggingFaceStorageWriter, or of Hugging Face's. Each rank reads only what it
-/// needs. Parameters, shards and the optimizer stay the same objects.
+/// Loads a checkpoint of save() into a model's parameters and buffers, in place, whatever ranks wrote it; also one of
+/// torch.distributed.checkpoint's HuggingFaceStorageWriter, or of Hugging Face's (safetensors or pytorch_model.bin).
+/// Each rank reads only what it needs. Parameters, shards and the optimizer stay the same objects.
 ///
 /// `folder` may also be one file: of safetensors, or of Python's torch.save(model.state_dict(), file).
 ///
 /// The call checks names, sizes and dtypes before it changes anything, and verifies all that it reads of a checkpoint
-/// of ours. If it fails on one rank it raises on all of them. If the error is that data is not what was saved, the
-/// model has old and new values: load another checkpoint.
+/// of ours. If it fails on one rank it raises on all of them. If the error reports corrupt data, the model has a
+/// mix of old and new values: load another checkpoint.
 ///
 /// All ranks must call it for the same module, outside of a backward.
 SHARDWISE_API Loaded load(const std::string& folder, torch::nn::Module& module, const LoadOptions& options = {});
@@ -102,12 +142,12 @@ SHARDWISE_API Loaded load(
 
 /// Writes the parameters and buffers of a model, whole, to one safetensors file, under all their names, as Hugging
 /// Face's libraries and others read it; load() takes the folder of a model.safetensors. Rank 0 needs memory for all of
-/// it. For several files save it, and run `python -m shardwise checkpoint FOLDER --merge NEW`.
+/// it. For several files, call save() and run `python -m shardwise checkpoint FOLDER --merge NEW`.
 ///
 /// The file appears in one step, when all of it will survive a loss of power, and replaces one that was there. All
 /// ranks must call it for the same module, outside of a backward; this rank alone writes a module without units. Raises
-/// ValueError if something else than a file is there, or for what cannot be saved; Error if the disk fails, or if ranks
-/// name different files.
+/// ValueError if something other than a file is there, or for what cannot be saved; Error if the disk fails, or if
+/// ranks name different files.
 SHARDWISE_API void export_safetensors(const std::string& file, const torch::nn::Module& module);
 
 // A folder with a checkpoint for each of some steps: ROOT/step-100, ROOT/step-200. Any rank may ask.
@@ -126,7 +166,7 @@ struct SavedStep {
 /// same answer as long as no save runs meanwhile.
 SHARDWISE_API std::optional<SavedStep> newest_step(const std::string& root);
 
-/// Removes complete checkpoints until the `count` newest are left. For one rank, after save(). Returns the folders that
+/// Removes all complete checkpoints but the `count` newest. For one rank, after save(). Returns the folders that
 /// it removed. Raises ValueError for a count below 1.
 SHARDWISE_API std::vector<std::string> keep_newest_steps(const std::string& root, int64_t count);
 

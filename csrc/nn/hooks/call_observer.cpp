@@ -1,7 +1,7 @@
 #include <shardwise/hooks.h>
 
-#include <shardwise/error.h>
 #include <shardwise/detail/hooks.h>
+#include <shardwise/error.h>
 
 #include <c10/util/StringUtil.h>
 #include <torch/nn/modules/container/any.h>

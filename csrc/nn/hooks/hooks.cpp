@@ -1,9 +1,9 @@
 #include "base/caller.h"
 #include "nn/hooks/hook_table.h"
 
+#include <shardwise/detail/hooks.h>
 #include <shardwise/error.h>
 #include <shardwise/hooks.h>
-#include <shardwise/detail/hooks.h>
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

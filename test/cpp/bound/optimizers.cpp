@@ -4,9 +4,9 @@
 #include "optim/optimizer_state.h"
 
 #include <shardwise/grad_scaler.h>
-#include <shardwise/optimizer_state_dict.h>
 #include <shardwise/optimizers.h>
 #include <shardwise/save.h>
+#include <shardwise/state_dict.h>
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,4 +1,5 @@
-// AsyncSaver: what was there at the call is written while training goes on; an error comes with the next call, on all ranks.
+// AsyncSaver: what was there at the call is written while training goes on; an error comes with the next call, on all
+// ranks.
 #include "ranks/saved_models.h"
 #include "saves/background_save.h"
 #include "saves/ranks.h"
