@@ -41,7 +41,7 @@ class Estimate {
   }
 
   MemoryEstimate result() {
-    // On a CPU idle memory is the arena's, and so is that of sums between zero_grad() and the next ones.
+    // On a CPU idle memory is the arena's.
     const bool keeps_idle = policy_.sums_in_stream;
     const auto peaks = walk_steps(units_, events_, static_cast<size_t>(policy_.sums_in_flight), keeps_idle);
     result_.pool = peaks.pool;
@@ -49,10 +49,9 @@ class Estimate {
     result_.gradients = sums_ + means_;
     const auto always = result_.parameters + result_.buffers + result_.optimizer + sums_;
     const auto kept = policy_.keeps_means ? means_ : 0;
-    const auto in_peaks = keeps_idle ? 0 : sums_;
-    result_.forward_peak = always - in_peaks + kept + peaks.forward;
+    result_.forward_peak = always - sums_ + kept + peaks.forward;
     result_.after_step = always + means_ + peaks.pool;
-    result_.backward_peak = std::max(always - in_peaks + kept + peaks.backward, result_.after_step);
+    result_.backward_peak = std::max(always - sums_ + kept + peaks.backward, result_.after_step);
     return result_;
   }
 
@@ -165,7 +164,7 @@ class Estimate {
     const auto some = outline.lay_out_some(layout, trained);
     const auto segment = layout::with_counts(some, trained.size(), layout::alignment(bytes_of(sum))) * bytes_of(sum);
     sums_ += segment;
-    if (!policy_.sums_in_stream) bytes.sum = segment;
+    bytes.sum = segment;
     if (layout.world > 1) bytes.bucket = layout.world * segment;
     return bytes;
   }

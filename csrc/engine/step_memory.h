@@ -20,7 +20,7 @@ struct GroupBytes {
   int64_t held = 0;
   /// The bucket of gradients, from the pool.
   int64_t bucket = 0;
-  /// The result of its sum, if that gives its memory back when the next forward reaches the unit.
+  /// The result of its sum, which gives its memory back when the next forward reaches the unit.
   int64_t sum = 0;
 };
 

@@ -114,7 +114,8 @@ void Gradients::at_once(c10::function_ref<void()> act) const {
 }
 
 void Gradients::rest() {
-  if (under_way_ || is_open_ || !(sum_.may_rest() || spare_.may_rest())) return;
+  // What a process group provides is registered with the network, and stays.
+  if (owner_ != nullptr || under_way_ || is_open_ || !(sum_.may_rest() || spare_.may_rest())) return;
   at_once([&] {
     sum_.rest(parameters_);
     spare_.rest(parameters_);

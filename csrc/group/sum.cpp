@@ -5,6 +5,8 @@
 #include "group/parameter.h"
 #include "transport/transport.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -26,17 +28,28 @@ bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
 }
 
 bool Sum::may_rest() const {
-  return !rests_ && vector_.defined() && transport::is_in_arena(vector_);
+  return !rests_ && vector_.defined() && (!vector_.is_cpu() || transport::is_in_arena(vector_));
 }
 
+// On a device the streams that used the memory are done with it as far as the current stream can tell: it waited for
+// them when the sum was published.
 void Sum::rest(const std::vector<Parameter*>& parameters) {
   if (!may_rest() || !is_free(parameters)) return;
-  transport::free_in_arena(*vector_.storage().unsafeGetStorageImpl());
+  auto& storage = *vector_.storage().unsafeGetStorageImpl();
+  if (vector_.is_cpu()) {
+    transport::free_in_arena(storage);
+  } else {
+    storage.set_data_ptr_noswap(at::DataPtr(nullptr, vector_.device()));
+  }
   rests_ = true;
 }
 
 void Sum::wake() {
-  if (std::exchange(rests_, false)) transport::refill_in_arena(*vector_.storage().unsafeGetStorageImpl());
+  if (!std::exchange(rests_, false)) return;
+  auto& storage = *vector_.storage().unsafeGetStorageImpl();
+  if (vector_.is_cpu()) return transport::refill_in_arena(storage);
+  const c10::DeviceGuard guard(vector_.device());
+  storage.set_data_ptr_noswap(storage.allocator()->allocate(storage.nbytes()));
 }
 
 void Sum::renew(at::Tensor vector) {

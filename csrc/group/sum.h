@@ -19,7 +19,7 @@ class Sum {
   }
   /// Whether the next sum may be written here. `parameters` are those of the views, in the same order.
   bool is_free(const std::vector<Parameter*>& parameters) const;
-  /// Whether it has memory that is cheap to give back and take again.
+  /// Whether it has memory that is cheap to give back and take again: an arena's, or that of a device's allocator.
   bool may_rest() const;
   /// If so, and if free, gives the memory back until wake().
   void rest(const std::vector<Parameter*>& parameters);

@@ -41,8 +41,8 @@ struct SHARDWISE_API MemoryEstimate {
   int64_t buffers = 0;
   /// The optimizer's state: EstimateOptions().optimizer_factor() times those of the parameters that are trained.
   int64_t optimizer = 0;
-  /// The sums of which averaged gradients are views. On a CPU their memory is free from zero_grad() and the next
-  /// forward on, until the next sum.
+  /// The sums of which averaged gradients are views. Their memory is free from zero_grad() and the next forward on,
+  /// until the next sum.
   int64_t gradients = 0;
   /// Memory for full parameters, gathers and buckets that stays for the next step. On a CPU none does.
   int64_t pool = 0;
