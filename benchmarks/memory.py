@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,9 @@ def command(build: Path, name: str, size: Size) -> list[str]:
 
 
 def start(words: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A resident set also counts what a rank reads of others through shared memory.
+    environment = {"SHARDWISE_SHARED_MEMORY": "off", **os.environ}
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def answer(name: str, process: subprocess.Popen[str]) -> dict[str, Any]:
