@@ -28,7 +28,8 @@ bool Sum::is_free(const std::vector<Parameter*>& parameters) const {
 }
 
 bool Sum::may_rest() const {
-  return !rests_ && vector_.defined() && (!vector_.is_cpu() || transport::is_in_arena(vector_));
+  if (rests_ || !vector_.defined()) return false;
+  return vector_.is_cpu() ? transport::is_in_arena(vector_) : vector_.storage().allocator() != nullptr;
 }
 
 // On a device the streams that used the memory are done with it as far as the current stream can tell: it waited for

@@ -63,7 +63,8 @@ def exported(library: Path) -> list[str]:
 
 def test_wheel_has_library_headers_cmake_package_and_types(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    headers = {f"shardwise/include/shardwise/{path.name}" for path in (ROOT / "csrc/include/shardwise").glob("*.h")}
+    folder = ROOT / "csrc/include"
+    headers = {f"shardwise/include/{path.relative_to(folder)}" for path in folder.rglob("*.h")}
     assert len(headers) > 5
     assert {name for name in names if name.endswith(".h")} == headers | {"shardwise/include/shardwise/version.h"}
     sources = {f"shardwise/{path.name}" for path in (ROOT / "python/shardwise").glob("*.py*")}
