@@ -45,7 +45,7 @@ def command_problems(commands: list[str], targets: set[str]) -> Iterator[str]:
                     yield f"`{command}`: the Makefile has no target {word}"
         for word in words[1 if words[0] in ("python", "python3", "scripts/python", "bash", "sh") else 0 :][:1]:
             is_ours = re.fullmatch(r"[\w.-]+(/[\w.-]+)+", word) and (ROOT / word.split("/")[0]).is_dir()
-            if is_ours and not (ROOT / word).exists() and word.split("/")[0] != "build":
+            if is_ours and not (ROOT / word).exists() and word.split("/")[0] not in ("build", "dist"):
                 yield f"`{command}`: there is no {word}"
 
 
