@@ -93,6 +93,9 @@ class RankProcess:
 
 def _serve(connection: Connection) -> None:
     """Runs in a rank's process: does one job after the other, until there are no more or one fails."""
+    # A process that crashes prints where: the stacks of C++, and before them those of Python.
+    torch._C._set_print_stack_traces_on_fatal_signal(True)
+    faulthandler.enable()
     torch.set_num_threads(1)
     seed = torch.initial_seed()
     # Objects that exist now stay: later collections then look only at what a run made.

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -50,6 +51,12 @@ def killed(rank: int) -> None:
     dist.barrier()
 
 
+def crashes(rank: int, errors: str) -> None:
+    if rank == 1:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        os.abort()
+
+
 def stuck_here(rank: int) -> None:
     if rank == 1:
         time.sleep(1000)
@@ -66,6 +73,15 @@ def leaves(rank: int) -> NoReturn:
 def test_results_by_rank_with_arguments_and_environment() -> None:
     results = run_ranks(3, describe, "text", environment={"EXTRA": "yes"})
     assert results == [(rank, "text", "yes", 1, 6.0) for rank in range(3)]
+
+
+def test_a_crash_prints_the_stacks_of_python_and_cpp(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with pytest.raises(RankFailure, match=r"rank 1 of 2 failed(.|\n)*signal SIGABRT"):
+        run_ranks(2, crashes, str(errors), backend=None)
+    printed = errors.read_text()
+    assert "in crashes\n" in printed
+    assert "libc10.so" in printed
 
 
 def test_without_a_process_group() -> None:
