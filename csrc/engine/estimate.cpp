@@ -143,11 +143,7 @@ class Estimate {
       if (holders > 1 && holders < layout.world) bytes.held = layout.world / holders * part;
       const auto direct = policy_.is_flat || bytes.held > 0 ? 0 : placed(layout, compute);
       bytes.gathers_into_full = policy_.is_flat || direct > 0;
-      if (direct > 0) {
-        const auto item = bytes_of(compute);
-        bytes.full = group::Unpacking::with_rest(bytes.full / item, layout.world * layout.part, direct) * item;
-        bytes.gathered = 0;
-      }
+      bytes.gathered -= direct * bytes_of(compute);
     }
     std::vector<size_t> trained;
     for (size_t i = 0; i < items.size(); ++i) {

@@ -83,7 +83,9 @@ void FullCopies::provide(
   places_directly_ = !may_hold && !unpacking_.placements().empty() && collectives.can_place();
   if (gathers_into_leaves()) refill(collectives.memory(), buffers, counters);
   if (gathers_apart()) {
-    gathered_ = buffers.take(layout_.world * layout_.part, kinds_.full, counters, collectives.memory());
+    gathered_ = buffers.take(gathered_apart(), kinds_.full, counters, collectives.memory());
+  } else if (places_directly_) {
+    gathered_ = view_of(memory_, {0}, {1}, 0);
   } else if (layout_.world == 1 && !lies_on_full_device()) {
     gathered_ = send(buffers, counters);
   } else {
@@ -102,14 +104,8 @@ void FullCopies::start(
   }
   std::optional<comm::SideStream::Scope> scope;
   if (!from_held_ && !lies_on_full_device()) scope.emplace(from_host_, gathered_.device());
-  if (places_directly_) {
-    // Nothing arrives in the output itself.
-    const auto output = view_of(memory_, {layout_.world * layout_.part}, {1}, 0);
-    const transport::DirectPlacement placement{memory_, unpacking_.placements()};
-    pending_ = collectives.all_gather(output, part, named(unit), counters, &placement);
-  } else {
-    pending_ = collectives.all_gather(gathered_, part, named(unit), counters);
-  }
+  const transport::DirectPlacement placement{memory_, unpacking_.placements()};
+  pending_ = collectives.all_gather(gathered_, part, named(unit), counters, places_directly_ ? &placement : nullptr);
   if (scope) begun_.note(gathered_);
 }
 
@@ -153,8 +149,7 @@ void FullCopies::refill(const comm::Collectives* owner, comm::Buffers& buffers, 
   if (!is_flat_) {
     size_t bytes = 0;
     for (const auto& storage : storages_) bytes += layout::aligned(storage.bytes());
-    const auto leaves = static_cast<int64_t>(bytes / kinds_.full.dtype().itemsize());
-    numel = places_directly_ ? Unpacking::with_rest(leaves, numel, unpacking_.placed_elements()) : leaves;
+    numel = static_cast<int64_t>(bytes / kinds_.full.dtype().itemsize());
   }
   if (memory_.defined() && memory_.numel() < numel) {
     free_leaves();

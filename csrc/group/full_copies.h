@@ -122,9 +122,14 @@ class FullCopies : public Copies {
   void free_leaves() override {
     for (auto& storage : storages_) storage.free();
   }
-  // In the layout `flat` what is gathered is the full copies, and with one rank it is the part.
+  /// The elements that are gathered into memory of their own. In the layout `flat` what is gathered is the full copies,
+  /// and with one rank it is the part.
+  int64_t gathered_apart() const {
+    if (is_flat_ || layout_.world == 1) return 0;
+    return layout_.world * layout_.part - (places_directly_ ? unpacking_.placed_elements() : 0);
+  }
   bool gathers_apart() const override {
-    return !gathers_into_leaves() && layout_.world > 1;
+    return gathered_apart() > 0;
   }
   bool gathers_into_leaves() const override {
     return is_flat_ || places_directly_;

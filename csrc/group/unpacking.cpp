@@ -23,10 +23,6 @@ bool Unpacking::can_place(const layout::Cut& cut, int64_t rank, at::ScalarType d
          static_cast<size_t>(runs.length) * c10::elementSize(dtype) >= transport::DirectPlacement::kLeast;
 }
 
-int64_t Unpacking::with_rest(int64_t leaves, int64_t gathered, int64_t placed) {
-  return std::max(leaves + gathered - placed, gathered);
-}
-
 Unpacking::Unpacking(const layout::Shards& layout, std::vector<at::Tensor> leaves) : leaves_(std::move(leaves)) {
   for (size_t i = 0; i < leaves_.size(); ++i) {
     const auto& cut = layout.cuts[i];
@@ -52,37 +48,21 @@ void Unpacking::find_placements(const layout::Shards& layout) {
   }
   const auto item = leaves_.front().itemsize();
   const auto begin_of = [&](const Copy& copy) { return static_cast<size_t>(copy.start) * item; };
-  std::vector<transport::DirectPlacement::Range> large;
   for (auto& copy : copies_) {
     copy.can_place = !copy.is_moved && can_place(layout.cuts[copy.leaf], copy.rank, copy.rows.scalar_type());
     if (!copy.can_place) continue;
     const auto to = starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item;
-    large.push_back({begin_of(copy), copy.rows.nbytes(), to});
+    placements_.push_back({begin_of(copy), copy.rows.nbytes(), to});
     placed_ += copy.rows.numel();
   }
-  if (large.empty()) return;
   const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
-  std::sort(large.begin(), large.end(), before);
-  size_t done = 0;
-  const auto add_rest = [&](size_t end) {
-    const auto part = static_cast<size_t>(layout.part) * item;
-    while (done < end) {
-      const auto bytes = std::min(end, (done / part + 1) * part) - done;
-      placements_.push_back({done, bytes, start});
-      start += bytes;
-      done += bytes;
-    }
-  };
-  for (const auto& range : large) {
-    add_rest(range.offset);
-    placements_.push_back(range);
-    done += range.bytes;
-  }
-  add_rest(static_cast<size_t>(layout.world * layout.part) * item);
+  std::sort(placements_.begin(), placements_.end(), before);
+  std::vector<size_t> placed_before{0};
+  for (const auto& range : placements_) placed_before.push_back(placed_before.back() + range.bytes);
   for (auto& copy : copies_) {
     const transport::DirectPlacement::Range begin{begin_of(copy), 0, 0};
-    const auto& range = *std::prev(std::upper_bound(placements_.begin(), placements_.end(), begin, before));
-    copy.rest = static_cast<int64_t>((range.to + begin.offset - range.offset) / item);
+    const auto next = std::lower_bound(placements_.begin(), placements_.end(), begin, before);
+    copy.rest = copy.start - static_cast<int64_t>(placed_before[next - placements_.begin()] / item);
   }
 }
 

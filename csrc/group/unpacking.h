@@ -17,23 +17,20 @@ class Unpacking {
  public:
   /// Whether a gather over our own transport can put a rank's piece of a leaf in place without a copy.
   static bool can_place(const layout::Cut& cut, int64_t rank, at::ScalarType dtype);
-  /// The elements of full copies of which some are placed directly, with room at the end for what is not. `leaves`
-  /// (with their padding), `gathered` and `placed` are counts of elements too.
-  static int64_t with_rest(int64_t leaves, int64_t gathered, int64_t placed);
 
   Unpacking() = default;
   /// For leaves that lie one after the other in one piece of memory, each aligned.
   Unpacking(const layout::Shards& layout, std::vector<at::Tensor> leaves);
 
-  /// Where everything goes in the memory of the leaves if large pieces are placed directly. Empty if there are none.
+  /// Where large pieces go in the memory of the leaves if they are placed directly.
   const std::vector<transport::DirectPlacement::Range>& placements() const {
     return placements_;
   }
   int64_t placed_elements() const {
     return placed_;
   }
-  /// Copies what was gathered into the leaves, whose memory is `memory`. `is_placed`: large pieces are there already.
-  /// Returns the number of bytes.
+  /// Copies what was gathered into the leaves, whose memory is `memory`. `is_placed`: large pieces are there already,
+  /// and `gathered` has only the others. Returns the number of bytes.
   int64_t run(const at::Tensor& gathered, const at::Tensor& memory, bool is_placed);
 
  private:
@@ -46,8 +43,7 @@ class Unpacking {
     /// Where it begins in the gathered parts.
     int64_t start;
     bool is_moved;
-    /// Whether a gather with a placement puts it into its place directly; if not, where in the memory of the leaves it
-    /// arrives.
+    /// Whether a gather with a placement puts it into its place directly; if not, where it begins in what is left.
     bool can_place = false;
     int64_t rest = 0;
   };

@@ -60,30 +60,27 @@ std::vector<std::byte*> places_in(const at::Tensor& whole, int world) {
   return places;
 }
 
-/// The destinations of each rank's part of the output.
-std::vector<Spans> spans_in(const at::Tensor& output, int world, const DirectPlacement* placement) {
-  std::vector<Spans> all;
-  const auto places = places_in(output, world);
-  const auto part = output.nbytes() / static_cast<size_t>(world);
-  size_t next = 0;
+/// The destinations of each rank's part, which has `part` bytes.
+std::vector<Spans> spans_in(const at::Tensor& output, int world, size_t part, const DirectPlacement* placement) {
   static const std::vector<DirectPlacement::Range> none;
   const auto& ranges = placement == nullptr ? none : placement->ranges;
-  for (size_t rank = 0; rank < places.size(); ++rank) {
-    Spans spans;
+  auto range = ranges.begin();
+  auto* rest = data_of(output);
+  std::vector<Spans> all(static_cast<size_t>(world));
+  size_t done = 0;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto add = [&](std::byte* to, size_t bytes) {
-      if (bytes > 0) spans.emplace_back(to, bytes);
+      if (bytes > 0) all[rank].emplace_back(to, bytes);
+      done += bytes;
     };
-    size_t done = 0;
-    for (; next < ranges.size(); ++next) {
-      const auto& range = ranges[next];
-      if (range.offset >= (rank + 1) * part) break;
-      const auto begin = range.offset - rank * part;
-      add(places[rank] + done, begin - done);
-      add(data_of(placement->memory) + range.to, range.bytes);
-      done = begin + range.bytes;
+    const auto add_rest = [&](size_t end) { add(std::exchange(rest, rest + (end - done)), end - done); };
+    for (const auto end = (rank + 1) * part; done < end;) {
+      const bool has_range = range != ranges.end() && range->offset < end;
+      add_rest(has_range ? range->offset : end);
+      if (!has_range) continue;
+      add(data_of(placement->memory) + range->to, range->bytes);
+      ++range;
     }
-    add(places[rank] + done, part - done);
-    all.push_back(std::move(spans));
   }
   return all;
 }
@@ -231,9 +228,10 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(
     std::vector<Call> calls;
     std::vector<std::vector<Spans>> places;
     for (size_t i = 0; i < in.size(); ++i) {
-      require_sizes({"output", out[i]}, {"input", in[i]}, getSize(), "all_gather_into_tensor");
+      if (placement == nullptr)
+        require_sizes({"output", out[i]}, {"input", in[i]}, getSize(), "all_gather_into_tensor");
       auto& call = calls.emplace_back(call_of(Kind::all_gather, in[i], options.timeout));
-      places.push_back(spans_in(out[i], getSize(), placement));
+      places.push_back(spans_in(out[i], getSize(), in[i].nbytes(), placement));
       for (const auto& each : places.back()) call.signature.pieces += placement == nullptr ? 0 : each.size();
     }
     return issue(

@@ -69,10 +69,10 @@ class SHARDWISE_API WaitObserver {
       const std::function<ProgramCall()>& call, const std::function<bool(std::chrono::milliseconds)>& ends_within);
 };
 
-/// Ranges of an all-gather's result that go straight into other memory instead of into its output.
+/// Ranges of an all-gather's result that go straight into other memory. What is left fills the output, without gaps.
 struct DirectPlacement {
   struct Range {
-    /// Where it begins in the output, in bytes. A range lies within one rank's part.
+    /// Where it begins in the result, in bytes. A range lies within one rank's part.
     size_t offset;
     size_t bytes;
     /// Where it goes in `memory`, in bytes.

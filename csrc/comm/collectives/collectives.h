@@ -124,8 +124,8 @@ class SHARDWISE_API Collectives {
       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM) const;
   /// Overwrites with the root's values.
   Pending broadcast(const at::Tensor& tensor, int root, CollectiveName what, Counters& counters) const;
-  /// Fills row k of `output` with rank k's `tensor`, except for the ranges of a placement. The placement is read before
-  /// this returns.
+  /// Fills row k of `output` with rank k's `tensor`. With a placement, which is read before this returns, `output` gets
+  /// only what has no range there.
   Pending all_gather(
       const at::Tensor& output, const at::Tensor& tensor, CollectiveName what, Counters& counters,
       const transport::DirectPlacement* placement = nullptr) const;
