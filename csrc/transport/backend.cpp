@@ -7,6 +7,8 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace shardwise::transport {
 namespace {
@@ -47,6 +49,20 @@ void require_sizes(const Argument& whole, const Argument& part, int64_t times, c
         "as many elements as the ", part.name, ", and got an ", whole.name, " of ", whole.tensor.numel(), " and an ",
         part.name, " of ", part.tensor.numel(), " elements."));
   }
+}
+
+/// Raises c10::ValueError unless `output` has as many elements as an all-gather of `input` leaves for it.
+void require_output(const at::Tensor& output, const at::Tensor& input, int world, const DirectPlacement* placement) {
+  constexpr auto kCollective = "all_gather_into_tensor";
+  if (placement == nullptr) return require_sizes({"output", output}, {"input", input}, world, kCollective);
+  require_plain(output, kCollective);
+  require_plain(input, kCollective);
+  const auto& ranges = placement->ranges;
+  const auto placed = std::accumulate(
+      ranges.begin(), ranges.end(), size_t{0}, [](size_t sum, const auto& range) { return sum + range.bytes; });
+  require(
+      output.dtype() == input.dtype() && output.nbytes() + placed == input.nbytes() * static_cast<size_t>(world),
+      kCollective, "an output of the input's dtype for exactly what has no place in other memory");
 }
 
 bool sums(c10d::ReduceOp::RedOpType op, at::ScalarType dtype) {
@@ -228,8 +244,7 @@ Backend::WorkPtr Backend::allgather_into_tensor_coalesced(
     std::vector<Call> calls;
     std::vector<std::vector<Spans>> places;
     for (size_t i = 0; i < in.size(); ++i) {
-      if (placement == nullptr)
-        require_sizes({"output", out[i]}, {"input", in[i]}, getSize(), "all_gather_into_tensor");
+      require_output(out[i], in[i], getSize(), placement);
       auto& call = calls.emplace_back(call_of(Kind::all_gather, in[i], options.timeout));
       places.push_back(spans_in(out[i], getSize(), in[i].nbytes(), placement));
       for (const auto& each : places.back()) call.signature.pieces += placement == nullptr ? 0 : each.size();

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -95,7 +96,8 @@ def _serve(connection: Connection) -> None:
     """Runs in a rank's process: does one job after the other, until there are no more or one fails."""
     # A process that crashes prints where: the stacks of C++, and before them those of Python.
     torch._C._set_print_stack_traces_on_fatal_signal(True)
-    faulthandler.enable()
+    if sys.stderr is not None:
+        faulthandler.enable()
     torch.set_num_threads(1)
     seed = torch.initial_seed()
     # Objects that exist now stay: later collections then look only at what a run made.

@@ -265,6 +265,17 @@ TRANSPORT_TEST(RangesOfAnAllGatherLandWhereTheyBelong) {
   });
 }
 
+TRANSPORT_TEST(AnOutputThatDoesNotFitWhatIsLeftIsRefused) {
+  run_with_backends(2, [](Rank& rank, c10d::Backend& backend) {
+    const auto memory = torch::zeros({kPart});
+    const auto input = part_of(rank.rank());
+    for (const auto& output : {torch::zeros({2 * kPart}), torch::zeros({2 * kPart - 20000}, at::kInt)}) {
+      expect_error<c10::ValueError>(
+          [&] { start(backend, output, input, memory, {range(5, 20000, 0)}); }, {"exactly what has no place"});
+    }
+  });
+}
+
 TRANSPORT_TEST(RanksWhoseGathersLandOtherwiseAreTold) {
   run_with_backends(3, [](Rank& rank, c10d::Backend& backend) {
     const auto output = torch::zeros({3 * kPart});
