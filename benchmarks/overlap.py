@@ -1,4 +1,5 @@
-"""The suite `overlap`: how much of what travels hides behind what is computed, over a wire that is modelled.
+"""The suite `overlap`: how much of what travels hides behind what is computed, over a wire that is modelled, and how
+long estimate_time() says that a step takes over that wire.
 
 The wire is a link of one rank that is as slow as told (benchmarks/cpp/wire.h): the collectives are real, their
 ends are late. One rank's step is compared with the same step over the wire that there is.
@@ -29,10 +30,12 @@ class Extent:
     shares: tuple[float, ...]
     rounds: int
     steps: int
+    #: More than two ranks only beside the estimate, in few rounds.
+    worlds: tuple[int, ...] = (2,)
 
 
 SHORT = Extent(4, 192, (0.5,), 3, 4)
-FULL = Extent(8, 384, (0.25, 0.5, 1.0), 9, 4)
+FULL = Extent(8, 384, (0.25, 0.5, 1.0), 9, 4, (2, 4, 8))
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ class Took:
     busy: float
 
 
-def command(build: Path, wrap: str, extent: Extent, store: str) -> list[str]:
-    shape = ["--layers", str(extent.layers), "--width", str(extent.width)]
-    return [str(build / "benchmarks" / "cpp" / "overlap"), "--wrap", wrap, "--world", "2", "--store", store, *shape]
+def command(build: Path, wrap: str, extent: Extent, store: str, world: int = 2) -> list[str]:
+    words = ["--wrap", wrap, "--world", str(world), "--store", store]
+    words += ["--layers", str(extent.layers), "--width", str(extent.width)]
+    return [str(build / "benchmarks" / "cpp" / "overlap"), *words]
 
 
 def ask(program: Program, speed: Speed, steps: int) -> Took:
@@ -64,35 +68,47 @@ def ask(program: Program, speed: Speed, steps: int) -> Took:
     return Took(seconds, answers[0]["busy_seconds"])
 
 
+def estimated(program: Program, speed: Speed, without: float) -> float:
+    return float(program.ask(f"estimate {without} {LATENCY} {speed.megabytes}")[0]["step"])
+
+
 def figures(build: Path, extent: Extent) -> Iterator[Figure]:
-    def words(name: str, store: Path) -> list[str]:
-        return command(build, name.split()[1], extent, str(store))
+    for world in extent.worlds:
 
-    for wrap in WRAPS:
-        with started(words, [f"overlap {wrap}"], 2) as (program,):
-            yield from of_wrap(program, wrap, extent)
+        def words(name: str, store: Path, world: int = world) -> list[str]:
+            return command(build, name.split()[1], extent, str(store), world)
+
+        for wrap in WRAPS:
+            with started(words, [f"overlap {wrap}"], world) as (program,):
+                yield from of_wrap(program, wrap, extent, world)
 
 
-def of_wrap(program: Program, wrap: str, extent: Extent) -> Iterator[Figure]:
+def of_wrap(program: Program, wrap: str, extent: Extent, world: int) -> Iterator[Figure]:
     answer = program.ask(Speed().order(3))[0]
     plain = statistics.median(answer["seconds"])
     for share in extent.shares:
         megabytes = answer["bytes"] / 1e6 / (share * plain)
         # What is gathered ahead does not matter where nothing is gathered.
-        speeds = [Speed(megabytes), *([Speed(megabytes, False)] if wrap == "fully_shard" else [])]
+        speeds = [Speed(megabytes), *([Speed(megabytes, False)] if wrap == "fully_shard" and world == 2 else [])]
         hidden: dict[Speed, list[float]] = {speed: [] for speed in speeds}
+        beside_estimate = []
         busy = 0.0
-        for _ in range(extent.rounds):
+        for _ in range(extent.rounds if world == 2 else min(extent.rounds, 3)):
             # One after the other, so that what slows the machine down slows both.
             without = ask(program, Speed(), extent.steps)
             for speed in speeds:
                 took = ask(program, speed, extent.steps)
                 busy = took.busy
                 hidden[speed].append(1 - (took.seconds - without.seconds) / took.busy)
-        for speed in speeds:
+                if speed.prefetches:
+                    beside_estimate.append(took.seconds / estimated(program, speed, without.seconds))
+        ranks = f"{world} ranks: " if world > 2 else ""
+        for speed in speeds if world == 2 else ():
             name = f"{wrap}{'' if speed.prefetches else ', nothing gathered ahead'}: hidden, wire busy {share:.0%}"
             note = f"of {1e3 * busy:.3g} ms on the wire in a step; without it {1e3 * plain:.3g} ms"
             yield Figure("overlap", name, 100 * statistics.median(hidden[speed]), "%", note)
+        name = f"{ranks}{wrap}: step, wire busy {share:.0%}"
+        yield Figure("overlap", name, statistics.median(beside_estimate), "x estimate_time()", "")
 
 
 def draw(build: Path, extent: Extent, picture: Path) -> None:

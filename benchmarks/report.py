@@ -1,4 +1,4 @@
-"""Writes what README.md and benchmarks/README.md say of the saved figures, and their pictures.
+"""Writes what README.md, benchmarks/README.md and docs/performance.md say of the saved figures, and their pictures.
 
 usage: report.py [--check]     --check writes nothing, and fails where something is not what this makes
 """
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import collectives
+import cycles
 import host
+import steps
 from bars import Bar, picture
 from figures import Saved, load, shown
 
@@ -21,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 README = HERE.parent / "README.md"
 TABLE = HERE / "README.md"
+PERFORMANCE = HERE.parent / "docs" / "performance.md"
 BEGIN = "<!-- benchmarks/report.py writes what follows -->"
 END = "<!-- benchmarks/report.py wrote what stands above -->"
 #: The columns of the table.
@@ -175,6 +178,22 @@ def summary(saved: Mapping[str, Saved]) -> Iterator[str]:
     )  # fmt: skip
 
 
+def spent(saved: Mapping[str, Saved]) -> Iterator[str]:
+    """Lines of Markdown: where the time of a step goes, a column for each case of the suite cycles."""
+    if "cycles" not in saved:
+        return
+    of = saved["cycles"]
+    columns = [(steps.shown_name(name), "shared memory" if shared else "TCP") for name, shared in cycles.CASES]
+    words = [f"{name.removeprefix('C++ ').replace('fully_shard_keep', 'kept')}, {way}" for name, way in columns]
+    yield f"| milliseconds of a rank | {' | '.join(words)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for what in (*(each.name for each in cycles.KINDS), cycles.WAITS, "step"):
+        values = [of.find(f"107 M, 2 ranks, {way}: {name}: {what}", cycles.UNIT) for name, way in columns]
+        yield f"| {what} | {' | '.join(f'{figure.value:.0f}' if figure else '' for figure in values)} |"
+    yield ""
+    yield f"{of.facts['date'][:10]}, commit {of.facts['commit']}, {of.facts['machine']}, torch {of.facts['torch']}."
+
+
 def replaced(text: str, lines: Iterable[str]) -> str:
     """A page with these lines between the marks."""
     before, _, rest = text.partition(BEGIN)
@@ -213,6 +232,7 @@ def wanted(results: Path = RESULTS) -> dict[Path, str]:
     return {
         README: replaced(README.read_text(), summary(saved)),
         TABLE: replaced(TABLE.read_text(), table(saved)),
+        PERFORMANCE: replaced(PERFORMANCE.read_text(), spent(saved)),
         **{results / name: text for name, text in pictures(saved).items()},
     }
 

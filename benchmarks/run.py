@@ -17,6 +17,7 @@ from pathlib import Path
 import callgrind
 import checkpoint
 import collectives
+import cycles
 import gpu
 import host
 import hosts
@@ -31,7 +32,9 @@ from figures import Figure, save
 
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / (os.environ.get("SHARDWISE_BUILD_DIR") or "build/dev")
-SUITES = ("host", "memory", "scale", "steps", "collectives", "overlap", "pipeline", "hosts", "checkpoint", "gpu")
+SUITES = (
+    "host", "memory", "scale", "steps", "cycles", "collectives", "overlap", "pipeline", "hosts", "checkpoint", "gpu",
+)  # fmt: skip
 #: Timelines of steps.
 PICTURES = {"overlap": ("timeline.svg", overlap), "pipeline": ("pipeline.svg", pipeline)}
 
@@ -110,6 +113,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         name = "steps_shared_memory" if os.environ.get("SHARDWISE_SHARED_MEMORY") == "on" else "steps"
         found = steps.suite(BUILD, options.quick, peers.installed(), options.only, options.rounds)
         yield from (replace(figure, suite=name) for figure in found)
+    if "cycles" in options.suites:
+        yield from cycles.suite(BUILD, cycles.SHORT if options.quick else cycles.FULL)
     if "collectives" in options.suites:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
     if "overlap" in options.suites:

@@ -111,6 +111,7 @@ def model_figures(build: Path, extent: Extent, files: Sequence[Path] = ()) -> It
         for line in run(words).splitlines():
             found = json.loads(line)
             yield model_figure(title, found)
+            yield time_figure(title, found)
 
 
 def model_figure(title: str, found: dict[str, Any]) -> Figure:
@@ -120,6 +121,12 @@ def model_figure(title: str, found: dict[str, Any]) -> Figure:
         f"laid out in {1e3 * found['seconds']:.2g} ms"
     )
     return Figure("scale", name, 100 * found["padding_bytes"] / found["parameters"] / 4, "%", note)
+
+
+def time_figure(title: str, found: dict[str, Any]) -> Figure:
+    name = f"{title} on {found['ranks']} ranks, {found['layout']}: step, estimated"
+    note = f"computes {1e3 * found['compute']:.3g} ms, {1e3 * found['wire']:.3g} ms on the wire"
+    return Figure("scale", name, found["step"] / found["compute"], "x computing", note)
 
 
 def published_parameters(file: Path) -> int:

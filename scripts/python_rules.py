@@ -13,6 +13,7 @@ MOST = 6
 EXCEPT = {
     ("python/shardwise/_fully_shard.py", "fully_shard"): "torch's signature",
     ("python/shardwise/_estimate.py", "estimate_memory"): "public: what fully_shard() takes, and what a cluster is",
+    ("python/shardwise/_estimate.py", "estimate_time"): "public: the links of a cluster, and what computes",
     ("python/shardwise/checkpoint.py", "load"): "public: what is loaded, and what is allowed",
 }
 

@@ -8,13 +8,18 @@
 #include <stdexcept>
 #include <string>
 
+inline shardwise::FullyShardOptions sharding_options(const std::string& wrap) {
+  shardwise::FullyShardOptions options;
+  if (wrap == "fully_shard_keep") options.reshard_after_forward(false);
+  if (wrap == "fully_shard_flat") options.layout(shardwise::ShardLayout::flat);
+  return options;
+}
+
 /// Wraps each block and the model, as the word says; nothing for `none`. Only the outermost unit has a handle that is
 /// needed: its counters are those of the tree.
 inline std::optional<shardwise::Unit> distribute(Gpt& model, const std::string& wrap, const shardwise::Mesh& mesh) {
   if (wrap == "none") return std::nullopt;
-  auto sharding = shardwise::FullyShardOptions().mesh(mesh);
-  if (wrap == "fully_shard_keep") sharding.reshard_after_forward(false);
-  if (wrap == "fully_shard_flat") sharding.layout(shardwise::ShardLayout::flat);
+  const auto sharding = sharding_options(wrap).mesh(mesh);
   const auto apply = [&](torch::nn::Module& module) {
     if (wrap == "replicate") return replicate(module, shardwise::ReplicateOptions().mesh(mesh));
     if (wrap == "hsdp" || wrap.starts_with("fully_shard")) return fully_shard(module, sharding);

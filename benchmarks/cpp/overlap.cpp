@@ -4,10 +4,11 @@
 //
 // Each line on its input is `STEPS LATENCY MEGABYTES PREFETCH`: a number of steps, microseconds, megabytes a second (0:
 // no slower than the wire that there is), and whether units are gathered ahead. The answer is a line of JSON: the
-// steps' seconds, for how long the wire was busy in each on the average, and the bytes of each.
+// steps' seconds, for how long the wire was busy in each on the average, and the bytes of each. The line `estimate
+// COMPUTE LATENCY MEGABYTES` has a step's seconds over the wire that there is; the answer is what estimate_time() says.
 #include <shardwise/shardwise.h>
 
-#include "comm/mesh/mesh_groups.h"
+#include "comm/mesh/axis_group.h"
 #include "distributed_gpt.h"
 #include "host_wire.h"
 #include "rank_program.h"
@@ -39,6 +40,21 @@ void put_into(c10d::ProcessGroup& group, Wire& wire) {
       c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::MPI, wire.over(group.getBackend(c10::DeviceType::CPU)));
 }
 
+std::string estimate(const GptOptions& shape, const std::string& wrap, int64_t world, std::istream& words) {
+  double compute = 0;
+  double latency = 0;
+  double megabytes = 0;
+  words >> compute >> latency >> megabytes;
+  Gpt model(shape);
+  std::vector<const torch::nn::Module*> blocks;
+  for (const auto& block : *model->blocks) blocks.push_back(block.get());
+  const auto links = shardwise::Links().inside({1e6 * megabytes, 1e-6 * latency});
+  const auto more = shardwise::EstimateOptions().units(blocks).device(torch::kCPU);
+  if (wrap == "replicate")
+    return estimate_time(model, shardwise::ReplicateOptions(), world, links, compute, more).json();
+  return estimate_time(model, sharding_options(wrap), world, links, compute, more).json();
+}
+
 void run(const Arguments& given) {
   const auto world = std::stoi(given.at("--world"));
   const shardwise::Mesh mesh({{"ranks", world}}, mesh_options(given));
@@ -56,6 +72,11 @@ void run(const Arguments& given) {
   say_ready();
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
+    if (line.starts_with("estimate ")) {
+      words.ignore(sizeof "estimate");
+      std::cout << estimate(shape, given.at("--wrap"), world, words) << std::endl;
+      continue;
+    }
     int steps = 0;
     double latency = 0;
     double megabytes = 0;

@@ -1,6 +1,8 @@
 #include "engine/estimate.h"
 
 #include "comm/rendezvous/environment.h"
+#include "engine/step_memory.h"
+#include "engine/step_time.h"
 #include "group/gradients.h"
 #include "group/outline.h"
 #include "group/unpacking.h"
@@ -38,6 +40,12 @@ class Estimate {
     for (const auto& event : outline.forward) add_event(event);
     result_.buffers = outline.buffer_bytes;
     result_.optimizer = static_cast<int64_t>(static_cast<double>(trained_) * policy.optimizer_factor);
+  }
+
+  TimeEstimate time(const Links& links, double compute) const {
+    const StepRanks ranks{policy_.shards, policy_.copies, links};
+    const auto time = time_steps(units_, events_, ranks, compute, static_cast<size_t>(policy_.sums_in_flight));
+    return {.compute = compute, .wire = time.wire, .step = time.step};
   }
 
   MemoryEstimate result() {
@@ -131,6 +139,7 @@ class Estimate {
     const auto rank = whole ? 0 : std::min(policy_.rank, layout.world - 1);
     const auto part = layout.part * bytes_of(compute);
     GroupBytes bytes;
+    bytes.part = whole ? 0 : part;
     if (!whole) {
       result_.parameters += layout.part * bytes_of(own);
       for (const auto& item : items) {
@@ -165,6 +174,11 @@ class Estimate {
     return bytes;
   }
 
+  static double work_of(const Parameter& parameter) {
+    const bool computes = parameter.sizes.size() > 1 && !parameter.looked_up;
+    return computes ? static_cast<double>(count(parameter)) : 0;
+  }
+
   void add_event(const MemoryOutline::Event& event) {
     if (event.kind != StepEvent::Kind::use) {
       events_.push_back({.kind = event.kind, .unit = event.number});
@@ -174,7 +188,8 @@ class Estimate {
            .unit = *owners_[event.number],
            .gradient = gradients_[event.number],
            .group = groups_[event.number],
-           .moves_at_once = group::Gradients::moves_at_once(count(outline_.parameters[event.number]))});
+           .moves_at_once = group::Gradients::moves_at_once(count(outline_.parameters[event.number])),
+           .work = work_of(outline_.parameters[event.number])});
     }
   }
 
@@ -220,6 +235,24 @@ void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies, int64_t rank
 
 MemoryEstimate estimate(const MemoryOutline& outline, const MemoryPolicy& policy) {
   return Estimate(outline, policy).result();
+}
+
+TimeEstimate estimate_time(
+    const MemoryOutline& outline, const MemoryPolicy& policy, const Links& links, double compute) {
+  const auto check = [](double value, const char* what, bool may_be_zero) {
+    if (value > 0 || (may_be_zero && value == 0)) return;
+    throw ValueError(c10::str(
+        "shardwise: estimate_time(): ", what, " is ", value, "; it must be ",
+        may_be_zero ? "0 or more." : "positive."));
+  };
+  check(compute, "the time to compute", true);
+  check(static_cast<double>(links.ranks_per_host()), "the number of ranks on a host", true);
+  const auto world = policy.shards * policy.copies;
+  const auto host = links.ranks_per_host() > 0 ? links.ranks_per_host() : world;
+  if (host > 1) check(links.inside().bytes_per_second, "the bandwidth within a host", false);
+  if (host < world) check(links.between().bytes_per_second, "the bandwidth between hosts", false);
+  for (const auto& link : {links.inside(), links.between()}) check(link.latency, "a link's latency", true);
+  return Estimate(outline, policy).time(links, compute);
 }
 
 } // namespace shardwise::engine

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/step_memory.h"
+#include "engine/step_walk.h"
 
 #include <shardwise/detail/export.h>
 #include <shardwise/estimate.h>
@@ -25,6 +25,8 @@ struct MemoryOutline {
     /// The dtype of its full copy, where it is not that of the policy.
     std::optional<at::ScalarType> full_dtype = std::nullopt;
     bool trained = true;
+    /// Rows of it are looked up, which computes nothing.
+    bool looked_up = false;
   };
   struct Unit {
     /// Its own parameters, as indices into `parameters`.
@@ -73,5 +75,9 @@ SHARDWISE_API void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies
 
 /// The memory that training will need once a few steps are done.
 SHARDWISE_API MemoryEstimate estimate(const MemoryOutline& outline, const MemoryPolicy& policy);
+
+/// The time that a step will take then. Raises ValueError for links that carry nothing, or a negative time.
+SHARDWISE_API TimeEstimate
+estimate_time(const MemoryOutline& outline, const MemoryPolicy& policy, const Links& links, double compute);
 
 } // namespace shardwise::engine

@@ -1,7 +1,6 @@
 #include "engine/step_memory.h"
 
 #include "comm/collectives/idle_choice.h"
-#include "engine/order.h"
 
 #include <algorithm>
 #include <utility>
@@ -46,41 +45,22 @@ class Pool {
   int64_t all_ = 0;
 };
 
-/// Carries out what the order of a tree says, on sizes alone.
-class Walk final : private Performer {
+/// Counts what a step takes.
+class Walk final : private StepWalk {
  public:
   Walk(
       const std::vector<UnitBytes>& units, const std::vector<StepEvent>& events, size_t sums_in_flight, bool keeps_idle)
-      : units_(units),
-        events_(events),
+      : StepWalk(units, events, sums_in_flight),
         sums_in_flight_(sums_in_flight),
         states_(units.size()),
-        pool_(keeps_idle) {
-    for (const auto& unit : units) {
-      const UnitTiming timing{
-          .reshard_after_forward = unit.reshards_after_forward,
-          .is_gathered = unit.is_gathered,
-          .always_sums = true,
-          .sums_in_stream = unit.sums_in_stream,
-          .sums_in_flight = sums_in_flight};
-      order_.add(static_cast<int64_t>(order_.made().size()), timing, unit.outer);
-    }
-  }
+        pool_(keeps_idle) {}
 
   StepPeaks step() {
     peaks_ = {};
-    backward_ = false;
     note();
-    for (const auto& event : events_) {
-      if (event.kind == StepEvent::Kind::end) {
-        order_.leave(event.unit, /*exactly=*/false, *this);
-      } else {
-        order_.enter(event.unit, Keep::outer, {}, *this);
-      }
-    }
-    backward_ = true;
-    note();
-    go_back();
+    forward();
+    peaks_.backward = now();
+    backward();
     local_ = 0;
     peaks_.pool = pool_.all();
     return peaks_;
@@ -105,43 +85,25 @@ class Walk final : private Performer {
     std::vector<int64_t> large;
   };
 
-  static bool brings_gradient(const StepEvent& event) {
-    return event.kind == StepEvent::Kind::use && event.gradient > 0;
-  }
-
-  // The index of an event stands for its parameter.
-  void go_back() {
-    constexpr Order::Moment kBackward{.backward = 0, .with_gradients = false};
-    order_.begin_backward(kBackward.backward, *this);
-    for (size_t i = 0; i < events_.size(); ++i) {
-      if (brings_gradient(events_[i])) order_.expect(events_[i].unit, i);
-    }
-    for (size_t i = events_.size(); i-- > 0;) {
-      const auto& event = events_[i];
-      if (event.kind == StepEvent::Kind::begin) continue;
-      const auto keep = event.kind == StepEvent::Kind::end ? Keep::outer_and_inner : Keep::outer;
-      order_.enter(event.unit, keep, kBackward, *this);
-      if (!brings_gradient(event)) continue;
-      local_ += event.gradient;
-      arrive(event);
-      take_large(event.unit, order_.is_next(event.unit, kBackward, *this));
-      order_.gradient_arrived(event.unit, i, kBackward, *this);
-    }
-    order_.end_backward(/*publishes=*/true, *this);
+  void use(const StepEvent& event) override {
+    if (!in_backward() || event.gradient == 0) return;
+    local_ += event.gradient;
+    arrive(event);
+    take_large(event.unit, is_next(event.unit));
   }
 
   void arrive(const StepEvent& event) {
     auto& state = states_[event.unit];
     state.gradients += event.gradient;
-    state.large.resize(units_[event.unit].groups.size());
-    if (event.moves_at_once && units_[event.unit].is_summed) state.large[event.group] += event.gradient;
+    state.large.resize(units()[event.unit].groups.size());
+    if (event.moves_at_once && units()[event.unit].is_summed) state.large[event.group] += event.gradient;
     note();
   }
 
   void take_large(UnitId unit, bool is_next) {
     auto& state = states_[unit];
     for (size_t i = 0; i < state.large.size(); ++i) {
-      if (units_[unit].groups[i].bucket > 0 && !is_next) continue;
+      if (units()[unit].groups[i].bucket > 0 && !is_next) continue;
       const auto large = std::exchange(state.large[i], 0);
       if (large == 0) continue;
       open_bucket(unit, i);
@@ -150,9 +112,12 @@ class Walk final : private Performer {
     }
   }
 
+  int64_t now() const {
+    return pool_.all() + local_ + sums_;
+  }
   void note() {
-    auto& peak = backward_ ? peaks_.backward : peaks_.forward;
-    peak = std::max(peak, pool_.all() + local_ + sums_);
+    auto& peak = in_backward() ? peaks_.backward : peaks_.forward;
+    peak = std::max(peak, now());
     peaks_.unsummed_gradients = std::max(peaks_.unsummed_gradients, local_);
   }
   int64_t take(int64_t bytes) {
@@ -172,7 +137,7 @@ class Walk final : private Performer {
     switch (action.kind) {
       case Kind::gather:
         rest(action.unit);
-        if (!units_[action.unit].has_full_copies || state.full == Full::there) return false;
+        if (!units()[action.unit].has_full_copies || state.full == Full::there) return false;
         begin(action.unit);
         finish(action.unit);
         return true;
@@ -202,9 +167,9 @@ class Walk final : private Performer {
     auto& state = states_[unit];
     if (state.full != Full::freed) return;
     state.full = Full::gathering;
-    state.taken.resize(units_[unit].groups.size());
+    state.taken.resize(units()[unit].groups.size());
     for (size_t i = 0; i < state.taken.size(); ++i) {
-      const auto& group = units_[unit].groups[i];
+      const auto& group = units()[unit].groups[i];
       auto& taken = state.taken[i];
       const bool from_held = taken.held > 0;
       if (group.gathers_into_full && taken.full == 0) taken.full = take(group.full);
@@ -218,8 +183,8 @@ class Walk final : private Performer {
     state.full = Full::there;
     for (size_t i = 0; i < state.taken.size(); ++i) {
       auto& taken = state.taken[i];
-      if (taken.full == 0) taken.full = take(units_[unit].groups[i].full);
-      if (taken.held == 0 && !backward_) taken.held = take(units_[unit].groups[i].held);
+      if (taken.full == 0) taken.full = take(units()[unit].groups[i].full);
+      if (taken.held == 0 && !in_backward()) taken.held = take(units()[unit].groups[i].held);
       give(taken.gathered);
       give(taken.sent);
     }
@@ -230,7 +195,7 @@ class Walk final : private Performer {
     for (auto& taken : state.taken) {
       give(taken.gathered);
       give(taken.sent);
-      if (!units_[unit].keeps_full) give(taken.full);
+      if (!units()[unit].keeps_full) give(taken.full);
       if (!hold) give(taken.held);
     }
     state.full = Full::freed;
@@ -238,18 +203,18 @@ class Walk final : private Performer {
 
   void start_sum(UnitId unit) {
     under_way_.push_back(unit);
-    for (size_t i = 0; i < units_[unit].groups.size(); ++i) open_bucket(unit, i);
+    for (size_t i = 0; i < units()[unit].groups.size(); ++i) open_bucket(unit, i);
     states_[unit].large.clear();
     const auto whole = std::exchange(states_[unit].gradients, 0);
-    if (units_[unit].is_summed) local_ -= whole;
-    for (size_t i = 0; i < units_[unit].groups.size(); ++i) provide_result(unit, i);
+    if (units()[unit].is_summed) local_ -= whole;
+    for (size_t i = 0; i < units()[unit].groups.size(); ++i) provide_result(unit, i);
   }
 
   // As many sums as allowed are under way; the oldest is assumed done at the next event. In a stream a sum counts as
   // done at once, without a wait.
   bool poll(UnitId unit) {
     const bool is_under_way = std::find(under_way_.begin(), under_way_.end(), unit) != under_way_.end();
-    if (units_[unit].sums_in_stream || !is_under_way) return true;
+    if (units()[unit].sums_in_stream || !is_under_way) return true;
     if (under_way_.size() < sums_in_flight_) return false;
     std::erase(under_way_, unit);
     give_buckets(unit);
@@ -258,23 +223,23 @@ class Walk final : private Performer {
 
   // In backward, the sums of the last backward rest already.
   void rest(UnitId unit) {
-    if (backward_) return;
+    if (in_backward()) return;
     for (auto& sum : states_[unit].sums) sums_ -= std::exchange(sum, 0);
   }
 
   void open_bucket(UnitId unit, size_t group) {
-    const bool is_result = units_[unit].groups[group].bucket == 0;
+    const bool is_result = units()[unit].groups[group].bucket == 0;
     if (is_result) provide_result(unit, group);
     auto& buckets = states_[unit].buckets;
-    buckets.resize(units_[unit].groups.size());
-    if (buckets[group] == 0) buckets[group] = take(units_[unit].groups[group].bucket);
+    buckets.resize(units()[unit].groups.size());
+    if (buckets[group] == 0) buckets[group] = take(units()[unit].groups[group].bucket);
   }
 
   void provide_result(UnitId unit, size_t group) {
     auto& sums = states_[unit].sums;
-    sums.resize(units_[unit].groups.size());
+    sums.resize(units()[unit].groups.size());
     if (sums[group] > 0) return;
-    sums[group] = units_[unit].groups[group].sum;
+    sums[group] = units()[unit].groups[group].sum;
     sums_ += sums[group];
     note();
   }
@@ -283,16 +248,12 @@ class Walk final : private Performer {
     for (auto& bucket : states_[unit].buckets) give(bucket);
   }
 
-  const std::vector<UnitBytes>& units_;
-  const std::vector<StepEvent>& events_;
   size_t sums_in_flight_;
   std::vector<UnitId> under_way_;
   std::vector<State> states_;
-  Order order_;
   Pool pool_;
   int64_t local_ = 0;
   int64_t sums_ = 0;
-  bool backward_ = false;
   StepPeaks peaks_;
 };
 

@@ -3,9 +3,6 @@
 #include "files/json.h"
 #include "observe/text.h"
 
-#include <algorithm>
-#include <iterator>
-
 namespace shardwise {
 
 namespace {
@@ -31,23 +28,34 @@ constexpr Entry kEntries[] = {
 } // namespace
 
 std::string MemoryEstimate::table() const {
-  std::vector<observe::Row> columns{{"of a rank", "MB"}};
-  for (const auto& entry : kEntries) columns.push_back({entry.title, observe::megabytes(this->*entry.bytes)});
-  const auto lines = observe::aligned(columns);
-  auto text = lines.front() + "\n";
-  constexpr int64_t kWidth = 32;
-  const auto most = std::max({forward_peak, backward_peak, after_step, int64_t{1}});
-  for (size_t i = 0; i < std::size(kEntries); ++i) {
-    const auto bar = std::string(static_cast<size_t>((this->*kEntries[i].bytes * kWidth + most / 2) / most), '#');
-    text += lines[i + 1] + (bar.empty() ? "" : "  " + bar) + "\n";
+  observe::Bars bars("of a rank", "MB");
+  for (const auto& entry : kEntries) {
+    const auto bytes = this->*entry.bytes;
+    bars.add(entry.title, observe::megabytes(bytes), static_cast<double>(bytes));
   }
-  return text;
+  return bars.text();
 }
 
 std::string MemoryEstimate::json() const {
   files::Json::Object object;
   for (const auto& entry : kEntries) object.emplace_back(entry.key, this->*entry.bytes);
   return files::json_text(object);
+}
+
+std::string TimeEstimate::table() const {
+  observe::Bars bars("of a step", "ms");
+  const auto add = [&](const char* title, double seconds) {
+    bars.add(title, observe::two_places(1e3 * seconds), seconds);
+  };
+  add("computes", compute);
+  add("on the wire", wire);
+  add("waits for it", step - compute);
+  add("step", step);
+  return bars.text();
+}
+
+std::string TimeEstimate::json() const {
+  return files::json_text(files::Json::Object{{"compute", compute}, {"wire", wire}, {"step", step}});
 }
 
 } // namespace shardwise

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d
 import torch.distributed
 import torch.distributed.distributed_c10d
 import typing
-__all__: list[str] = ['BackgroundSave', 'Call', 'Error', 'GivenParameter', 'GradientReductionHandle', 'MemoryEstimate', 'Mesh', 'ModuleUnit', 'Options', 'Outline', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'Unit', 'UnshardHandle', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
+__all__: list[str] = ['BackgroundSave', 'Call', 'Error', 'GivenParameter', 'GradientReductionHandle', 'Link', 'MemoryEstimate', 'Mesh', 'ModuleUnit', 'Options', 'Outline', 'PeerError', 'Piece', 'Pipeline', 'PipelineOptions', 'Policy', 'Ranks', 'SavedFolder', 'Split', 'TensorParallel', 'TimeEstimate', 'Unit', 'UnshardHandle', 'ValueError', 'check_export', 'check_pieces', 'clip_grad_norm_', 'cpp_unit', 'estimate_memory', 'estimate_time', 'export_tensors', 'full_state_dict', 'fully_shard', 'has_unit', 'hollow', 'keep_newest_steps', 'leftovers', 'load_full_state_dict', 'make_record_file', 'make_transport', 'merge_checkpoint', 'newest_step', 'parallelize', 'remove_dead_leftovers', 'replicate', 'save_pieces', 'set_shared_memory_listener', 'share_comm_context', 'start_record', 'step_folder', 'stop_record', 'verify_checkpoint']
 class Error(RuntimeError):
     """
     An error of shardwise. The message says what happened, where, and what to do.
@@ -236,13 +236,52 @@ class MemoryEstimate:
     @property
     def unsummed_gradients(self) -> int:
         ...
+class Link:
+    """
+    What data travels over: how many bytes a second, and the seconds that each collective takes besides.
+    
+    >>> shardwise.Link(450e9, latency=10e-6)
+    """
+    def __init__(self, bytes_per_second: typing.SupportsFloat, latency: typing.SupportsFloat = 0.0) -> None:
+        ...
+    @property
+    def bytes_per_second(self) -> float:
+        ...
+    @property
+    def latency(self) -> float:
+        ...
+class TimeEstimate:
+    """
+    Seconds of one step of a rank; str() is a table with bars.
+    
+    >>> shardwise.estimate_time(model, 8, link=shardwise.Link(25e9), compute=0.12).step
+    """
+    def __repr__(self) -> str:
+        ...
+    def json(self) -> str:
+        ...
+    @property
+    def compute(self) -> float:
+        ...
+    @property
+    def step(self) -> float:
+        ...
+    @property
+    def wire(self) -> float:
+        ...
+class Policy:
+    """
+    How a module will be wrapped, and on how many ranks, for an estimate.
+    """
+    def __init__(self, options: Options, world: typing.SupportsInt, *, replicates: bool, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool, device: torch.device | None) -> None:
+        ...
 class Outline:
     """
     A module, as an estimate of memory needs it.
     """
     def __init__(self, buffer_bytes: typing.SupportsInt) -> None:
         ...
-    def add_parameter(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: torch.dtype, dim: typing.SupportsInt, whole: bool, full_dtype: torch.dtype | None, trained: bool) -> None:
+    def add_parameter(self, *, sizes: collections.abc.Sequence[typing.SupportsInt], dtype: torch.dtype, dim: typing.SupportsInt, whole: bool, full_dtype: torch.dtype | None, trained: bool, looked_up: bool) -> None:
         ...
     def add_unit(self, *, parameters: collections.abc.Sequence[typing.SupportsInt], outer: typing.SupportsInt | None, has_full_copies: bool) -> None:
         ...
@@ -414,7 +453,9 @@ def cpp_unit(module: typing.Any) -> Unit | None:
     """
     The handle of the call that wrapped this C++ module.
     """
-def estimate_memory(outline: Outline, options: Options, world: typing.SupportsInt, *, replicates: bool, copies: typing.SupportsInt, rank: typing.SupportsInt, optimizer_factor: typing.SupportsFloat, reduce_scatter_max_input_buffers: typing.SupportsInt, keep_unsharded_storage: bool, device: torch.device | None) -> MemoryEstimate:
+def estimate_memory(outline: Outline, policy: Policy) -> MemoryEstimate:
+    ...
+def estimate_time(outline: Outline, policy: Policy, *, inside: Link, between: Link | None, ranks_per_host: typing.SupportsInt, compute: typing.SupportsFloat) -> TimeEstimate:
     ...
 def export_tensors(ranks: Ranks, file: str, tensors: collections.abc.Mapping[str, torch.Tensor]) -> None:
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
     from shardwise import checkpoint, cpp
-    from shardwise._estimate import MemoryEstimate, estimate_memory
+    from shardwise._estimate import Link, MemoryEstimate, TimeEstimate, estimate_memory, estimate_time
     from shardwise._fully_shard import fully_shard
     from shardwise._idle_memory import free_idle_memory
     from shardwise._install import install, uninstall
@@ -83,16 +83,19 @@ _LAZY = {
     "DataParallelMeshDims": "shardwise._mesh_dims",
     "FSDPModule": "shardwise._module_classes",
     "GradientReductionHandle": "shardwise._module_classes",
+    "Link": "shardwise._estimate",
     "MemoryEstimate": "shardwise._estimate",
     "MixedPrecisionPolicy": "shardwise._precision",
     "OffloadPolicy": "torch.distributed.fsdp",
     "Plan": "shardwise._plan",
     "ReplicateModule": "shardwise._module_classes",
     "ShardPlacementResult": "shardwise._placement",
+    "TimeEstimate": "shardwise._estimate",
     "UnshardHandle": "shardwise._module_classes",
     "checkpoint": "shardwise.checkpoint",
     "cpp": "shardwise.cpp",
     "estimate_memory": "shardwise._estimate",
+    "estimate_time": "shardwise._estimate",
     "free_idle_memory": "shardwise._idle_memory",
     "fully_shard": "shardwise._fully_shard",
     "install": "shardwise._install",
@@ -125,6 +128,7 @@ __all__ = [
     "Error",
     "FSDPModule",
     "GradientReductionHandle",
+    "Link",
     "MemoryEstimate",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
@@ -132,12 +136,14 @@ __all__ = [
     "Plan",
     "ReplicateModule",
     "ShardPlacementResult",
+    "TimeEstimate",
     "UnshardHandle",
     "__version__",
     "checkpoint",
     "cmake_prefix_path",
     "cpp",
     "estimate_memory",
+    "estimate_time",
     "free_idle_memory",
     "fully_shard",
     "install",

@@ -1,22 +1,27 @@
-"""python -m shardwise estimate: a model's memory on a rank, before anything is allocated."""
+"""python -m shardwise estimate: a model's memory on a rank, and the time of a step, before anything is allocated."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import importlib.util
+import json
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # torch is imported only when a model is made, so that other commands can say what is wrong with torch.
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from shardwise._estimate import Link, MemoryEstimate, TimeEstimate
+
 ABOUT = "prints what training a model needs on each rank, phase by phase; nothing is allocated"
+#: What a size or a rate may end in.
+POWERS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 #: Bytes that an optimizer keeps for each byte of a parameter.
 OPTIMIZERS = {"adam": 2.0, "momentum": 1.0, "sgd": 0.0}
 
@@ -37,32 +42,59 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--copies", type=int, default=1, help="ranks that hold copies of each shard (HSDP)")
     command.add_argument("--rank", type=int, default=0, help="of those that hold shards; the first ones hold most")
     command.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
+    times = command.add_argument_group("the time of a step", "with --link, and what the step computes")
+    times.add_argument(
+        "--link", type=_link, metavar="BYTES[,SECONDS]",
+        help="what a rank's link carries a second, and its latency, as 450G,10e-6",
+    )  # fmt: skip
+    times.add_argument(
+        "--between", type=_link, metavar="BYTES[,SECONDS]", help="the same for a host's link to other hosts"
+    )
+    times.add_argument("--ranks-per-host", type=int, default=0)
+    times.add_argument("--compute", type=float, metavar="SECONDS", help="of forward and backward without other ranks")
+    times.add_argument("--tokens", type=_number, help="instead of --compute: of a rank in a step")
+    times.add_argument(
+        "--flops", type=_number, help="and what a rank computes a second, as 400T: 6 a parameter and token"
+    )
     command.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from shardwise._estimate import estimate_memory
+    from shardwise._estimate import estimate_memory, estimate_time
 
     try:
         model = make_model(arguments.model)
-        estimate = estimate_memory(
-            model,
-            arguments.world,
-            policy=arguments.policy,
-            units=units_of(model, arguments.units),
-            reshard_after_forward=arguments.reshard,
-            mp_policy=MixedPrecisionPolicy(param_dtype=arguments.param_dtype, reduce_dtype=arguments.reduce_dtype),
-            copies=arguments.copies,
-            rank=arguments.rank,
-            optimizer_factor=OPTIMIZERS[arguments.optimizer],
-        )
+        how: dict[str, Any] = {
+            "policy": arguments.policy,
+            "units": units_of(model, arguments.units),
+            "reshard_after_forward": arguments.reshard,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=arguments.param_dtype, reduce_dtype=arguments.reduce_dtype),
+            "copies": arguments.copies,
+            "rank": arguments.rank,
+            "optimizer_factor": OPTIMIZERS[arguments.optimizer],
+        }
+        found: list[MemoryEstimate | TimeEstimate] = [estimate_memory(model, arguments.world, **how)]
+        if arguments.link:
+            links = {"link": arguments.link, "between": arguments.between, "ranks_per_host": arguments.ranks_per_host}
+            found.append(estimate_time(model, arguments.world, compute=_compute(arguments, model), **links, **how))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(estimate.json() if arguments.json else estimate)
+    if arguments.json:
+        print(json.dumps({key: value for each in found for key, value in json.loads(each.json()).items()}))
+    else:
+        print(*found, sep="\n", end="")
     return 0
+
+
+def _compute(arguments: argparse.Namespace, model: nn.Module) -> float:
+    if arguments.compute is not None:
+        return float(arguments.compute)
+    if arguments.tokens is None or not arguments.flops:
+        raise ValueError("shardwise: --link needs what a step computes: give --compute, or --tokens and --flops.")
+    return float(6 * sum(each.numel() for each in model.parameters()) * arguments.tokens / arguments.flops)
 
 
 def make_model(target: str) -> nn.Module:
@@ -125,6 +157,18 @@ def _dtype(text: str) -> torch.dtype:
     if not isinstance(kind, torch.dtype):
         raise argparse.ArgumentTypeError(f"'{text}' is not a dtype of torch")
     return kind
+
+
+def _number(text: str) -> float:
+    power = POWERS.get(text[-1:].upper())
+    return float(text[:-1]) * power if power else float(text)
+
+
+def _link(text: str) -> Link:
+    from shardwise._estimate import Link
+
+    size, _, latency = text.partition(",")
+    return Link(_number(size), float(latency or 0))
 
 
 def _reshard(text: str) -> bool | int:

@@ -2,6 +2,7 @@
 
 #include <shardwise/detail/export.h>
 #include <shardwise/detail/holder.h>
+#include <shardwise/link.h>
 #include <shardwise/options.h>
 
 #include <torch/arg.h>
@@ -61,6 +62,21 @@ struct SHARDWISE_API MemoryEstimate {
   std::string json() const;
 };
 
+/// Seconds of one step of a rank.
+struct SHARDWISE_API TimeEstimate {
+  /// What it computes, as it was given.
+  double compute = 0;
+  /// How long the rank's collectives travel.
+  double wire = 0;
+  /// From its begin to its end: to compute, and to wait for what travels.
+  double step = 0;
+
+  /// A line for each number in milliseconds, with bars.
+  std::string table() const;
+  /// One JSON object, whose keys are the names of these members.
+  std::string json() const;
+};
+
 /// Estimates the memory that fully_shard(module, options) and the training after it will need on one of `world` ranks,
 /// once a few steps are done. It allocates nothing and needs no mesh; the module may be on the meta device.
 ///
@@ -74,11 +90,37 @@ SHARDWISE_API MemoryEstimate estimate_memory(
 SHARDWISE_API MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const EstimateOptions& more = {});
 
+/// Estimates how long a step will take, of which a rank computes for `compute` seconds: as long as a step of forward
+/// and backward takes without other ranks. Assumes what estimate_memory() does, and that
+///
+/// - the time to compute goes to parameters of two dimensions or more, in proportion to their elements, but not to
+/// those
+///   of embeddings: a third in forward, the rest in backward;
+/// - collectives go one after the other, while ranks compute. Each takes its link's latency, and as long as the bytes
+/// take
+///   that a rank, or all ranks of a host, get in it: N - 1 parts of a gather of N ranks, as many of a sum that is
+///   scattered, twice that of an all-reduce. The slowest link decides.
+SHARDWISE_API TimeEstimate estimate_time(
+    const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const Links& links,
+    double compute, const EstimateOptions& more = {});
+
+/// The same for replicate(module, options).
+SHARDWISE_API TimeEstimate estimate_time(
+    const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const Links& links, double compute,
+    const EstimateOptions& more = {});
+
 /// The same for a module holder or a shared_ptr to a module.
 template <detail::HoldsModule Holder, typename Options>
 MemoryEstimate estimate_memory(
     const Holder& holder, const Options& options, int64_t world, const EstimateOptions& more = {}) {
   return estimate_memory(static_cast<const torch::nn::Module&>(*holder), options, world, more);
+}
+
+template <detail::HoldsModule Holder, typename Options>
+TimeEstimate estimate_time(
+    const Holder& holder, const Options& options, int64_t world, const Links& links, double compute,
+    const EstimateOptions& more = {}) {
+  return estimate_time(static_cast<const torch::nn::Module&>(*holder), options, world, links, compute, more);
 }
 
 } // namespace shardwise

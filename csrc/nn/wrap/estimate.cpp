@@ -9,6 +9,7 @@
 
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/util/StringUtil.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <set>
@@ -43,6 +44,10 @@ class Outliner {
       }
     }
     modules_.push_back(&module);
+    module.apply([&](const torch::nn::Module& part) {
+      const auto* table = part.as<torch::nn::EmbeddingImpl>();
+      if (table != nullptr) looked_up_.insert(table->weight.unsafeGetTensorImpl());
+    });
     for (size_t unit = 0; unit < modules_.size(); ++unit) add_unit(unit);
     walk(module);
     for (const auto& buffer : nn::walk(module).buffers) {
@@ -79,7 +84,7 @@ class Outliner {
       numbers_[tensor.unsafeGetTensorImpl()] = outline_.parameters.size();
       outline_.parameters.push_back(
           {tensor.sizes().vec(), tensor.scalar_type(), parameter.shard_dim, parameter.whole || parameter.unheld,
-           parameter.full_dtype, tensor.requires_grad()});
+           parameter.full_dtype, tensor.requires_grad(), looked_up_.contains(tensor.unsafeGetTensorImpl())});
     }
     for (size_t outer = number + 1; outer < modules_.size() && !unit.outer; ++outer) {
       if (contains(*modules_[outer], modules_[number])) unit.outer = outer;
@@ -106,12 +111,19 @@ class Outliner {
   std::vector<const torch::nn::Module*> modules_;
   std::unordered_map<const at::TensorImpl*, size_t> numbers_;
   std::set<size_t> used_;
+  std::set<const at::TensorImpl*> looked_up_;
   MemoryOutline outline_;
 };
 
-MemoryEstimate estimate(
+template <typename Estimate>
+auto estimate(
     const torch::nn::Module& module, const FullyShardOptions& options, bool replicates, int64_t world,
-    const EstimateOptions& more) {
+    const EstimateOptions& more, const Estimate& of) {
+  if (options.parameter_mesh()) {
+    throw ValueError(
+        "shardwise: estimate_memory(): parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
+        "Leave it out for an estimate with all on the same mesh.");
+  }
   engine::MemoryPolicy policy;
   policy.replicates = replicates;
   policy.is_flat = options.layout() == ShardLayout::flat;
@@ -122,28 +134,48 @@ MemoryEstimate estimate(
   policy.keeps_full = more.keep_unsharded_storage();
   engine::set_ranks(policy, world, more.copies(), more.rank(), more.optimizer_factor());
   const Outliner outliner(module, policy, options, more.units());
-  return engine::estimate(outliner.outline(), policy);
+  return of(outliner.outline(), policy);
+}
+
+template <typename Estimate>
+auto estimate(
+    const torch::nn::Module& module, const ReplicateOptions& options, bool replicates, int64_t world,
+    const EstimateOptions& more, const Estimate& of) {
+  const auto alike = FullyShardOptions()
+                         .mixed_precision(options.mixed_precision())
+                         .reshard_after_forward(ReshardAfterForward(false))
+                         .ignored_parameters(options.ignored_parameters());
+  return estimate(module, alike, replicates, world, more, of);
+}
+
+auto time_over(const Links& links, double compute) {
+  return [&links, compute](const auto& outline, const auto& policy) {
+    return engine::estimate_time(outline, policy, links, compute);
+  };
 }
 
 } // namespace
 
 MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const EstimateOptions& more) {
-  if (options.parameter_mesh()) {
-    throw ValueError(
-        "shardwise: estimate_memory(): parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
-        "Leave it out for an estimate with all on the same mesh.");
-  }
-  return estimate(module, options, /*replicates=*/false, world, more);
+  return estimate(module, options, /*replicates=*/false, world, more, &engine::estimate);
 }
 
 MemoryEstimate estimate_memory(
     const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const EstimateOptions& more) {
-  const auto alike = FullyShardOptions()
-                         .mixed_precision(options.mixed_precision())
-                         .reshard_after_forward(ReshardAfterForward(false))
-                         .ignored_parameters(options.ignored_parameters());
-  return estimate(module, alike, /*replicates=*/true, world, more);
+  return estimate(module, options, /*replicates=*/true, world, more, &engine::estimate);
+}
+
+TimeEstimate estimate_time(
+    const torch::nn::Module& module, const FullyShardOptions& options, int64_t world, const Links& links,
+    double compute, const EstimateOptions& more) {
+  return estimate(module, options, /*replicates=*/false, world, more, time_over(links, compute));
+}
+
+TimeEstimate estimate_time(
+    const torch::nn::Module& module, const ReplicateOptions& options, int64_t world, const Links& links, double compute,
+    const EstimateOptions& more) {
+  return estimate(module, options, /*replicates=*/true, world, more, time_over(links, compute));
 }
 
 } // namespace shardwise

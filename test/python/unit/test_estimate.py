@@ -1,4 +1,4 @@
-"""estimate_memory() and `python -m shardwise estimate`: what they say and refuse."""
+"""estimate_memory(), estimate_time() and `python -m shardwise estimate`: what they say and refuse."""
 
 from __future__ import annotations
 
@@ -79,6 +79,60 @@ def test_what_is_wrong_is_named() -> None:
         shardwise.estimate_memory(model, 4, units=[nn.Linear(1, 1)])
     with pytest.raises(ValueError, match="knows the policies 'fully_shard' and 'replicate', not 'ddp'"):
         shardwise.estimate_memory(model, 4, policy="ddp")  # type: ignore[arg-type]
+
+
+def test_time_follows_links_and_what_is_computed() -> None:
+    model = layers(2)
+    whole = 2 * 64 * 64 * 4
+    link = shardwise.Link(1e6)
+    # Nothing to compute hides behind the wire: three passes of half of the parameters.
+    only = shardwise.estimate_time(model, 2, link=link, compute=0, units=list(model))
+    assert only.step == only.wire == pytest.approx(3 * whole / 2 / 1e6, rel=0.05)
+    both = shardwise.estimate_time(model, 2, link=link, compute=1, units=list(model))
+    assert (both.compute, both.wire) == (1, only.wire)
+    assert 1 < both.step < 1 + both.wire
+    kept = shardwise.estimate_time(model, 2, link=link, compute=1, units=list(model), reshard_after_forward=False)
+    assert kept.wire == pytest.approx(both.wire * 2 / 3, rel=0.05)
+    copies = shardwise.estimate_time(model, 2, link=link, compute=1, policy="replicate", units=list(model))
+    assert copies.wire == pytest.approx(whole / 1e6, rel=0.05)
+    hosts = shardwise.estimate_time(
+        model, 4, link=shardwise.Link(1e9), between=link, ranks_per_host=2, compute=0, units=list(model)
+    )
+    assert hosts.wire == pytest.approx(3 * whole / 2 / 1e6, rel=0.05)
+    # An embedding is looked up: the first layer's gather has nothing to hide behind.
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64, bias=False))
+    table = shardwise.estimate_time(model, 2, link=link, compute=1, units=list(model))
+    assert table.step > both.step
+
+
+def test_times_that_cannot_be_are_named() -> None:
+    model = layers()
+    with pytest.raises(ValueError, match="the bandwidth between hosts is 0; it must be positive"):
+        shardwise.estimate_time(model, 4, link=shardwise.Link(1e9), ranks_per_host=2, compute=1)
+    with pytest.raises(ValueError, match="the time to compute is -1; it must be 0 or more"):
+        shardwise.estimate_time(model, 4, link=shardwise.Link(1e9), compute=-1)
+    with pytest.raises(TypeError, match="unit"):
+        shardwise.estimate_time(model, 4, link=shardwise.Link(1e9), compute=1, unit=[])
+
+
+def test_the_command_prints_times() -> None:
+    words = [MODEL, "--world", "8", "--units", "blocks.*", "--link", "2G,20e-6"]
+    said = json.loads(command(*words, "--compute", "0.5", "--json").stdout)
+    assert said["compute"] == 0.5
+    assert said["step"] > 0.5
+    assert said["forward_peak"] > 0
+    sys.path.insert(0, str(ROOT / "examples" / "python"))
+    from model import Gpt
+
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Gpt().parameters())
+    table = command(*words, "--tokens", "1K", "--flops", "1T").stdout
+    (line,) = [line for line in table.splitlines() if line.startswith("computes")]
+    assert float(line.split()[1]) == pytest.approx(6 * count * 1e3 / 1e12 * 1e3, abs=0.01)
+    missing = command(*words)
+    assert missing.returncode == 1
+    assert "--link needs what a step computes: give --compute, or --tokens and --flops" in missing.stderr
 
 
 def test_the_command_prints_the_same() -> None:
