@@ -1,4 +1,4 @@
-"""Checks which folders of csrc include which: only ones below them."""
+"""Checks which folders of csrc include which: only ones below them; and that what anything includes is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-CSRC = Path(__file__).resolve().parent.parent / "csrc"
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+#: Where sources are that include headers of ours, which CI does not compile all of.
+SOURCES = ("csrc", "test", "benchmarks", "examples")
+#: Where their headers are, besides their own folders.
+HEADERS = ("csrc", "csrc/include", "test", "test/cpp", "examples/cpp", "benchmarks/cpp", "test/cpp/support")
 #: Each folder, and the folders below it that it may include; every folder may include itself and the public headers.
 BELOW = {
     "base": "",
@@ -67,8 +72,20 @@ def problems() -> Iterator[str]:
                 yield from (f"csrc/{name}: {what}" for what in found)
 
 
+def missing_headers(file: Path, text: str) -> Iterator[str]:
+    for header in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+        if not any((folder / header).is_file() for folder in (file.parent, *(ROOT / each for each in HEADERS))):
+            yield f"{file.relative_to(ROOT)}: includes {header}, which is not there"
+
+
+def all_missing() -> Iterator[str]:
+    for file in sorted(each for folder in SOURCES for each in (ROOT / folder).rglob("*")):
+        if file.suffix in {".h", ".cpp", ".cu"}:
+            yield from missing_headers(file, file.read_text())
+
+
 def main() -> int:
-    found = list(problems())
+    found = [*problems(), *all_missing()]
     print("\n".join(found or ["arrows: all go down"]))
     return int(bool(found))
 

@@ -1,4 +1,5 @@
-// estimate_memory() against the allocator: each rank is a process, so that what it allocates is its own.
+// estimate_memory() against the allocator: each rank is a process, so that what it allocates is its own. And
+// estimate_time().
 #include "ranks/fully_shard_models.h"
 #include "ranks/held_sums.h"
 #include "support/expect.h"
@@ -156,6 +157,32 @@ TEST(Estimate, ShardsOfTwoRanks) {
       net->last->weight.set_requires_grad(false);
     });
   });
+}
+
+TEST(Estimate, TimeOfWhatTravelsAndIsComputed) {
+  torch::nn::Sequential net(torch::nn::Embedding(64, 64), torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)));
+  const auto units = EstimateOptions().units({net[0].get(), net[1].get()}).device(torch::kCPU);
+  constexpr double kBytes = 2 * 64 * 64 * 4;
+  const auto links = Links().inside({1e6});
+  // Three passes of what the other rank has; flags are a few bytes more.
+  const auto sharded = estimate_time(net, FullyShardOptions(), 2, links, 1, units);
+  EXPECT_NEAR(sharded.wire, 3 * kBytes / 2 / 1e6, 0.05 * sharded.wire);
+  EXPECT_EQ(sharded.compute, 1);
+  // Nothing is computed with the embedding's rows, so that its gather in forward and its sum hide behind nothing.
+  EXPECT_GT(sharded.step, 1 + sharded.wire / 3);
+  EXPECT_LT(sharded.step, 1 + sharded.wire);
+  const auto copies = estimate_time(net, ReplicateOptions(), 2, links, 0, units);
+  EXPECT_NEAR(copies.wire, kBytes / 1e6, 0.05 * copies.wire);
+  EXPECT_EQ(copies.step, copies.wire);
+  EXPECT_NE(sharded.table().find("waits for it"), std::string::npos);
+  EXPECT_NE(sharded.json().find("\"wire\""), std::string::npos);
+  const auto refused = [&](const Links& over, double compute, const std::string& text) {
+    expect_error<ValueError>([&] { estimate_time(net, FullyShardOptions(), 4, over, compute, units); }, {text});
+  };
+  refused(Links(), 1, "the bandwidth within a host is 0; it must be positive");
+  refused(Links().inside({1e6}).ranks_per_host(2), 1, "the bandwidth between hosts is 0");
+  refused(Links().inside({1e6, -1}), 1, "a link's latency is -1; it must be 0 or more");
+  refused(links, -1, "the time to compute is -1");
 }
 
 TEST(Estimate, RefusesWhatCannotBe) {

@@ -23,6 +23,14 @@ def test_a_header_of_others_is_seen_by_one_source_alone() -> None:
     ]
 
 
+def test_headers_that_are_not_there_are_told():
+    file = arrows.ROOT / "benchmarks" / "cpp" / "overlap.cpp"
+    text = '#include "host_wire.h"\n#include "comm/mesh/mesh_groups.h"\n#include "engine/unit.h"\n'
+    assert list(arrows.missing_headers(file, text)) == [
+        "benchmarks/cpp/overlap.cpp: includes comm/mesh/mesh_groups.h, which is not there"
+    ]
+
+
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
     (tmp_path / "other.html").write_text('<a id="here"></a>')
     links = ("other.html", "other.html#here", "#top", "https://example.org/none", "none.html", "other.html#none")
