@@ -30,12 +30,13 @@ class Extent:
     shares: tuple[float, ...]
     rounds: int
     steps: int
-    #: More than two ranks only beside the estimate, in few rounds.
-    worlds: tuple[int, ...] = (2,)
+    world: int = 2
 
 
 SHORT = Extent(4, 192, (0.5,), 3, 4)
-FULL = Extent(8, 384, (0.25, 0.5, 1.0), 9, 4, (2, 4, 8))
+FULL = Extent(8, 384, (0.25, 0.5, 1.0), 7, 4)
+#: Beside the estimate only.
+MORE_RANKS = (Extent(4, 192, (0.5, 1.0), 3, 4, world=4), Extent(4, 192, (0.5, 1.0), 3, 4, world=8))
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Took:
     busy: float
 
 
-def command(build: Path, wrap: str, extent: Extent, store: str, world: int = 2) -> list[str]:
-    words = ["--wrap", wrap, "--world", str(world), "--store", store]
+def command(build: Path, wrap: str, extent: Extent, store: str) -> list[str]:
+    words = ["--wrap", wrap, "--world", str(extent.world), "--store", store]
     words += ["--layers", str(extent.layers), "--width", str(extent.width)]
     return [str(build / "benchmarks" / "cpp" / "overlap"), *words]
 
@@ -72,28 +73,32 @@ def estimated(program: Program, speed: Speed, without: float) -> float:
     return float(program.ask(f"estimate {without} {LATENCY} {speed.megabytes}")[0]["step"])
 
 
+def suite(build: Path, quick: bool) -> Iterator[Figure]:
+    for extent in (SHORT,) if quick else (FULL, *MORE_RANKS):
+        yield from figures(build, extent)
+
+
 def figures(build: Path, extent: Extent) -> Iterator[Figure]:
-    for world in extent.worlds:
+    def words(name: str, store: Path) -> list[str]:
+        return command(build, name.split()[1], extent, str(store))
 
-        def words(name: str, store: Path, world: int = world) -> list[str]:
-            return command(build, name.split()[1], extent, str(store), world)
-
-        for wrap in WRAPS:
-            with started(words, [f"overlap {wrap}"], world) as (program,):
-                yield from of_wrap(program, wrap, extent, world)
+    for wrap in WRAPS:
+        with started(words, [f"overlap {wrap}"], extent.world) as (program,):
+            yield from of_wrap(program, wrap, extent)
 
 
-def of_wrap(program: Program, wrap: str, extent: Extent, world: int) -> Iterator[Figure]:
+def of_wrap(program: Program, wrap: str, extent: Extent) -> Iterator[Figure]:
     answer = program.ask(Speed().order(3))[0]
     plain = statistics.median(answer["seconds"])
+    has_shares = extent.world == 2
     for share in extent.shares:
         megabytes = answer["bytes"] / 1e6 / (share * plain)
         # What is gathered ahead does not matter where nothing is gathered.
-        speeds = [Speed(megabytes), *([Speed(megabytes, False)] if wrap == "fully_shard" and world == 2 else [])]
+        speeds = [Speed(megabytes), *([Speed(megabytes, False)] if wrap == "fully_shard" and has_shares else [])]
         hidden: dict[Speed, list[float]] = {speed: [] for speed in speeds}
         beside_estimate = []
         busy = 0.0
-        for _ in range(extent.rounds if world == 2 else min(extent.rounds, 3)):
+        for _ in range(extent.rounds):
             # One after the other, so that what slows the machine down slows both.
             without = ask(program, Speed(), extent.steps)
             for speed in speeds:
@@ -102,12 +107,11 @@ def of_wrap(program: Program, wrap: str, extent: Extent, world: int) -> Iterator
                 hidden[speed].append(1 - (took.seconds - without.seconds) / took.busy)
                 if speed.prefetches:
                     beside_estimate.append(took.seconds / estimated(program, speed, without.seconds))
-        ranks = f"{world} ranks: " if world > 2 else ""
-        for speed in speeds if world == 2 else ():
+        for speed in speeds if has_shares else ():
             name = f"{wrap}{'' if speed.prefetches else ', nothing gathered ahead'}: hidden, wire busy {share:.0%}"
             note = f"of {1e3 * busy:.3g} ms on the wire in a step; without it {1e3 * plain:.3g} ms"
             yield Figure("overlap", name, 100 * statistics.median(hidden[speed]), "%", note)
-        name = f"{ranks}{wrap}: step, wire busy {share:.0%}"
+        name = f"{wrap}: step, {extent.world} ranks, wire busy {share:.0%}"
         yield Figure("overlap", name, statistics.median(beside_estimate), "x estimate_time()", "")
 
 

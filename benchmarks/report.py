@@ -75,6 +75,16 @@ def ours(title: str, suite: str, unit: str, pattern: str, *whats: str) -> tuple[
     return tuple(Row(title.format(what), suite, unit, (pattern.format(what), None, None, None)) for what in whats)
 
 
+#: Of the suite scale: a model, ranks, and our layout.
+PUBLISHED = (("Llama 3 70B", 1024, "rows"), ("GPT-OSS 120B", 1024, "rows"), ("GPT-OSS 120B", 1024, "flat"))
+
+
+def published(model: str, ranks: int, layout: str) -> Row:
+    names = [f"{model} on {ranks} ranks, {each}: step, estimated" for each in (layout, "FSDP2")]
+    title = f"{model} on {ranks} ranks, `{layout}`: a step as estimated, x what a rank computes"
+    return Row(title, "scale", "x computing", (names[0], None, names[1], None))
+
+
 HOST = ("host", "k instructions a unit", "{}, 8 blocks of 9")
 STEP = ("steps", "x DDP", "26 M, 2 ranks: {}: step")
 LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
@@ -121,6 +131,10 @@ ROWS = (
     *ours(
         "of a wire that is busy for half a step's time, hidden: `{}`, %", "overlap", "%", "{}: hidden, wire busy 50%",
         "fully_shard", "fully_shard_keep", "replicate"),
+    *ours(
+        "a step of `fully_shard` over such a wire, {} ranks, x what `estimate_time()` says", "overlap",
+        "x estimate_time()", "fully_shard: step, {} ranks, wire busy 50%", "2", "4", "8"),
+    *(published(*case) for case in PUBLISHED),
     *ours(
         "{} over TCP, 4 ranks, x Gloo's time", "collectives", "x Gloo", "{}, 4 ranks",
         *(f"{operation} of {size}" for operation in collectives.OPERATIONS for size in ("64 kB", "1 MB", "64 MB"))),

@@ -118,7 +118,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     if "collectives" in options.suites:
         yield from collectives.figures(BUILD, collectives.SHORT if options.quick else collectives.FULL)
     if "overlap" in options.suites:
-        yield from overlap.figures(BUILD, overlap.SHORT if options.quick else overlap.FULL)
+        yield from overlap.suite(BUILD, options.quick)
     if "pipeline" in options.suites:
         yield from pipeline.figures(BUILD, pipeline.SHORT if options.quick else pipeline.FULL)
     if "hosts" in options.suites:

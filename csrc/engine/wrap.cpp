@@ -117,10 +117,16 @@ void check_axes(const Mesh& mesh, const UnitSettings& settings) {
 
 std::string line(const NamedTensor& parameter, bool sharded) {
   const auto& tensor = parameter.full.defined() ? parameter.full : parameter.tensor;
-  const auto cut = !sharded ? "" : parameter.whole ? " whole" : c10::str(" cut along ", parameter.shard_dim);
-  return c10::str(
-      "'", parameter.names.front(), "' ", c10::getDtypeNames(tensor.scalar_type()).first, " ", tensor.sizes(), cut,
-      parameter.tensor.requires_grad() ? "" : " frozen", tensor.is_meta() ? " on the meta device" : "");
+  // No stream: this runs for every parameter.
+  auto text = "'" + parameter.names.front() + "' ";
+  text += c10::getDtypeNames(tensor.scalar_type()).first;
+  text += " [";
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text += (dim > 0 ? ", " : "") + std::to_string(tensor.size(dim));
+  text += "]";
+  if (sharded) text += parameter.whole ? " whole" : " cut along " + std::to_string(parameter.shard_dim);
+  if (!parameter.tensor.requires_grad()) text += " frozen";
+  if (tensor.is_meta()) text += " on the meta device";
+  return text;
 }
 
 void check_is_contiguous(const std::string& name, const at::Tensor& tensor, const char* kind) {

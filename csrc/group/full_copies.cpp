@@ -34,7 +34,7 @@ FullCopies::~FullCopies() {
 
 void FullCopies::name_storages(const FrontEndCallbacks& front) {
   std::vector<std::string> names;
-  for (const auto* parameter : parameters()) names.push_back(c10::str("'", parameter->name(), "'"));
+  for (const auto* parameter : parameters()) names.push_back("'" + parameter->name() + "'");
   if (is_flat_) names = {c10::Join(", ", names)};
   for (size_t i = 0; i < storages_.size(); ++i) {
     if (const auto text = front.read_error(names[i]); !text.empty()) storages_[i].set_read_error(text);

@@ -29,10 +29,9 @@ Unpacking::Unpacking(const layout::Shards& layout, std::vector<at::Tensor> leave
     const auto is_moved = CopyBatch::takes(leaves_[i]);
     for (int64_t rank = 0; rank < layout.world; ++rank) {
       if (cut.piece_numel(rank) == 0) continue;
-      auto rows = piece_of(leaves_[i], cut, rank);
-      bytes_ += static_cast<int64_t>(rows.nbytes());
       const auto start = rank * layout.part + cut.offsets[rank];
-      copies_.push_back({i, std::move(rows), runs_of(cut, rank), rank, start, is_moved});
+      copies_.push_back({i, runs_of(cut, rank), rank, start, is_moved});
+      bytes_ += copies_.back().numel() * static_cast<int64_t>(leaves_[i].itemsize());
     }
   }
   if (layout.world > 1) find_placements(layout);
@@ -49,11 +48,11 @@ void Unpacking::find_placements(const layout::Shards& layout) {
   const auto item = leaves_.front().itemsize();
   const auto begin_of = [&](const Copy& copy) { return static_cast<size_t>(copy.start) * item; };
   for (auto& copy : copies_) {
-    copy.can_place = !copy.is_moved && can_place(layout.cuts[copy.leaf], copy.rank, copy.rows.scalar_type());
+    copy.can_place = !copy.is_moved && can_place(layout.cuts[copy.leaf], copy.rank, leaves_[copy.leaf].scalar_type());
     if (!copy.can_place) continue;
     const auto to = starts[copy.leaf] + static_cast<size_t>(copy.runs.start) * item;
-    placements_.push_back({begin_of(copy), copy.rows.nbytes(), to});
-    placed_ += copy.rows.numel();
+    placements_.push_back({begin_of(copy), static_cast<size_t>(copy.numel()) * item, to});
+    placed_ += copy.numel();
   }
   const auto before = [](const auto& a, const auto& b) { return a.offset < b.offset; };
   std::sort(placements_.begin(), placements_.end(), before);
@@ -89,8 +88,10 @@ void Unpacking::copy(const at::Tensor& gathered, const at::Tensor& memory, bool 
       add_piece(pieces, {copy.runs, start});
     } else {
       moves_all = false;
-      auto rows = copy.rows;
-      rows.copy_(gathered.narrow(0, start, rows.numel()).view(rows.sizes()));
+      const auto& [count, length, stride, first] = copy.runs;
+      const auto& leaf = leaves_[copy.leaf];
+      view_of(leaf, {count, length}, {stride, 1}, leaf.storage_offset() + first)
+          .copy_(view_of(gathered, {count, length}, {length, 1}, gathered.storage_offset() + start));
     }
     if (i + 1 < copies_.size() && copies_[i + 1].leaf == copy.leaf) continue;
     if (!pieces.empty()) moves.put(leaves_[copy.leaf], std::exchange(pieces, {}), gathered);

@@ -34,10 +34,9 @@ class Unpacking {
   int64_t run(const at::Tensor& gathered, const at::Tensor& memory, bool is_placed);
 
  private:
-  /// A rank's piece of a leaf: the view `rows` of it, which is `runs` of its elements.
+  /// A rank's piece of a leaf.
   struct Copy {
     size_t leaf;
-    at::Tensor rows;
     Runs runs;
     int64_t rank;
     /// Where it begins in the gathered parts.
@@ -46,6 +45,10 @@ class Unpacking {
     /// Whether a gather with a placement puts it into its place directly; if not, where it begins in what is left.
     bool can_place = false;
     int64_t rest = 0;
+
+    int64_t numel() const {
+      return runs.count * runs.length;
+    }
   };
 
   void find_placements(const layout::Shards& layout);

@@ -99,8 +99,10 @@ def estimate_time(
     """
     given = inspect.signature(estimate_memory).bind(module, world, **how)
     given.apply_defaults()
-    links = {"inside": link, "between": between, "ranks_per_host": ranks_per_host}
-    return _C.estimate_time(*_outlined(given.arguments), **links, compute=compute)
+    outline, policy = _outlined(given.arguments)
+    return _C.estimate_time(
+        outline, policy, inside=link, between=between, ranks_per_host=ranks_per_host, compute=compute
+    )
 
 
 def _outlined(given: Mapping[str, Any]) -> tuple[_C.Outline, _C.Policy]:

@@ -185,12 +185,12 @@ std::shared_ptr<void> UnitTouch::watch(const at::Tensor& tensor, Role role) {
 }
 
 std::string UnitTouch::read_error(const std::string& names) const {
-  return c10::str(
-      "shardwise: ", names,
-      " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise does "
-      "not notice such reads, so it gathered nothing. Read it inside a call of its module that fires hooks "
-      "(shardwise::call(), a container), after an operation used it in this forward, or after unit(module).unshard(); "
-      "or read its shard, in parameters().");
+  return "shardwise: " + names +
+         " was read by data_ptr(), an accessor or the like while its full copy is freed or out of date. shardwise does "
+         "not notice such reads, so it gathered nothing. Read it inside a call of its module that fires hooks "
+         "(shardwise::call(), a container), after an operation used it in this forward, or after "
+         "unit(module).unshard(); "
+         "or read its shard, in parameters().";
 }
 
 at::Tensor UnitTouch::absent_gradient(const at::Tensor& leaf) {

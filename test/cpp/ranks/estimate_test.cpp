@@ -160,7 +160,8 @@ TEST(Estimate, ShardsOfTwoRanks) {
 }
 
 TEST(Estimate, TimeOfWhatTravelsAndIsComputed) {
-  torch::nn::Sequential net(torch::nn::Embedding(64, 64), torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)));
+  torch::nn::Sequential net(
+      torch::nn::Embedding(64, 64), torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false)));
   const auto units = EstimateOptions().units({net[0].get(), net[1].get()}).device(torch::kCPU);
   constexpr double kBytes = 2 * 64 * 64 * 4;
   const auto links = Links().inside({1e6});

@@ -193,11 +193,11 @@ def test_shares_are_of_the_wire_and_the_picture_is_of_two_steps(tmp_path):
     assert list(found) == [
         "fully_shard: hidden, wire busy 100%",
         "fully_shard, nothing gathered ahead: hidden, wire busy 100%",
-        "fully_shard: step, wire busy 100%",
+        "fully_shard: step, 2 ranks, wire busy 100%",
         "fully_shard_keep: hidden, wire busy 100%",
-        "fully_shard_keep: step, wire busy 100%",
+        "fully_shard_keep: step, 2 ranks, wire busy 100%",
         "replicate: hidden, wire busy 100%",
-        "replicate: step, wire busy 100%",
+        "replicate: step, 2 ranks, wire busy 100%",
     ]
     for name, figure in found.items():
         if "hidden" in name:
