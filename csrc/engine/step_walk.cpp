@@ -24,7 +24,6 @@ StepWalk::StepWalk(const std::vector<UnitBytes>& units, const std::vector<StepEv
 }
 
 void StepWalk::forward() {
-  in_backward_ = false;
   for (const auto& event : events_) {
     if (event.kind == StepEvent::Kind::end) {
       order_.leave(event.unit, /*exactly=*/false, *this);
@@ -51,6 +50,7 @@ void StepWalk::backward() {
     if (brings_gradient(event)) order_.gradient_arrived(event.unit, i, kBackward, *this);
   }
   order_.end_backward(/*publishes=*/true, *this);
+  in_backward_ = false;
 }
 
 } // namespace shardwise::engine
