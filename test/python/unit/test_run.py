@@ -161,6 +161,17 @@ def test_what_takes_more_than_its_budget_or_has_none_fails_the_run(tmp_path):
     assert seconds.check(ran, budgets).outcome == FAILED
 
 
+def test_budgets_know_a_slow_machine_from_one_line_that_takes_more(tmp_path):
+    budgets = tmp_path / "budgets.tsv"
+    budgets.write_text("what\tseconds\n" + "".join(f"suite{number}\t150\n" for number in range(7)))
+    slow = {f"suite{number}": 180.0 for number in range(7)}
+    assert seconds.check(slow, budgets).outcome == PASSED
+    assert seconds.check({**slow, "suite3": 280.0}, budgets).outcome == FAILED
+    usual = {f"suite{number}": 100.0 for number in range(7)}
+    assert seconds.check({**usual, "suite3": 151.0}, budgets).outcome == FAILED
+    assert seconds.check({**slow, "another": 1.0}, budgets).outcome == FAILED
+
+
 def test_every_test_of_the_other_tier_is_there():
     sources = "".join(file.read_text() for file in (ROOT / "test" / "python").glob("*/test_*.py"))
     for title in suites.ci_names(python=True):
