@@ -122,7 +122,7 @@ std::string line(const NamedTensor& parameter, bool sharded) {
   text += c10::getDtypeNames(tensor.scalar_type()).first;
   text += " [";
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) text += (dim > 0 ? ", " : "") + std::to_string(tensor.size(dim));
-  text += "]";
+  text += ']';
   if (sharded) text += parameter.whole ? " whole" : " cut along " + std::to_string(parameter.shard_dim);
   if (!parameter.tensor.requires_grad()) text += " frozen";
   if (tensor.is_meta()) text += " on the meta device";
