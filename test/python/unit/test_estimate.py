@@ -116,23 +116,34 @@ def test_times_that_cannot_be_are_named() -> None:
         shardwise.estimate_time(model, 4, link=shardwise.Link(1e9), compute=1, unit=[])
 
 
-def test_the_command_prints_times() -> None:
+def run_here(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """What the command returns, in this process."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["shardwise", "estimate", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        return main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+
+
+def test_the_command_prints_times(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = [MODEL, "--world", "8", "--units", "blocks.*", "--link", "2G,20e-6"]
-    said = json.loads(command(*words, "--compute", "0.5", "--json").stdout)
+    assert run_here([*words, "--compute", "0.5", "--json"], monkeypatch) == 0
+    said = json.loads(capsys.readouterr().out)
     assert said["compute"] == 0.5
     assert said["step"] > 0.5
     assert said["forward_peak"] > 0
-    sys.path.insert(0, str(ROOT / "examples" / "python"))
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "python"))
     from model import Gpt
 
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in Gpt().parameters())
-    table = command(*words, "--tokens", "1K", "--flops", "1T").stdout
-    (line,) = [line for line in table.splitlines() if line.startswith("computes")]
+    assert run_here([*words, "--tokens", "1K", "--flops", "1T"], monkeypatch) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("computes")]
     assert float(line.split()[1]) == pytest.approx(6 * count * 1e3 / 1e12 * 1e3, abs=0.01)
-    missing = command(*words)
-    assert missing.returncode == 1
-    assert "--link needs what a step computes: give --compute, or --tokens and --flops" in missing.stderr
+    assert run_here(words, monkeypatch) == 1
+    assert "--link needs what a step computes: give --compute, or --tokens and --flops" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_same() -> None:
@@ -171,12 +182,5 @@ def test_the_command_prints_the_same() -> None:
 def test_the_command_says_what_is_wrong(
     words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["shardwise", "estimate", *words])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    try:
-        code = main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    assert code != 0
+    assert run_here(words, monkeypatch) != 0
     assert said in capsys.readouterr().err
