@@ -75,13 +75,12 @@ def test_results_by_rank_with_arguments_and_environment() -> None:
     assert results == [(rank, "text", "yes", 1, 6.0) for rank in range(3)]
 
 
-def test_a_crash_prints_the_stacks_of_python_and_cpp(tmp_path: Path) -> None:
+def test_a_crash_prints_the_stack_of_python(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
     with pytest.raises(RankFailure, match=r"rank 1 of 2 failed(.|\n)*signal SIGABRT"):
         run_ranks(2, crashes, str(errors), backend=None)
-    printed = errors.read_text()
-    assert "in crashes\n" in printed
-    assert "libc10.so" in printed
+    # Those of C++ follow if the heap is sound: torch's handler of signals takes memory.
+    assert "in crashes\n" in errors.read_text()
 
 
 def test_without_a_process_group() -> None:
