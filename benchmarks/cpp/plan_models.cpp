@@ -3,8 +3,7 @@
 //   plan_models benchmarks/models/llama-3-8b.tsv 8 1024
 //
 // Each unit has the layout that fully_shard() gives it, in float, or that of FSDP2, which pads each parameter by
-// itself. Prints a line of JSON for each layout and number of ranks, with the time of a step on hosts of 8 ranks
-// (kLinks).
+// itself. Prints a line of JSON for each layout and number of ranks, with the time of a step on hosts of 8 ranks.
 #include "engine/step_time.h"
 #include "layout/shards.h"
 

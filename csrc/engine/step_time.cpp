@@ -73,7 +73,7 @@ class Clock final : private StepWalk {
     }
     auto work = 0.0;
     for (const auto& event : events) work += event.work;
-    if (work > 0) seconds_ = compute / 3 / work;
+    (work > 0 ? seconds_ : elsewhere_) = work > 0 ? compute / 3 / work : compute;
   }
 
   StepTime step() {
@@ -82,7 +82,7 @@ class Clock final : private StepWalk {
     result_.wire = 0;
     forward();
     backward();
-    result_.step = now_;
+    result_.step = now_ + elsewhere_;
     return result_;
   }
 
@@ -153,6 +153,8 @@ class Clock final : private StepWalk {
   std::vector<State> states_;
   /// Of a forward, for a unit of work.
   double seconds_ = 0;
+  /// What is computed if nothing is with a parameter.
+  double elsewhere_ = 0;
   double now_ = 0;
   double wire_free_ = 0;
   StepTime result_;

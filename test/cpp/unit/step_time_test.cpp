@@ -77,6 +77,12 @@ TEST_CASE("step time: the ranks of a host share its link to others") {
   CHECK(time_steps(two_layers(kSharded), kTwoLayers, apart, 0).wire == Approx(6 * 6));
 }
 
+TEST_CASE("step time: what is computed without parameters counts too") {
+  auto events = kTwoLayers;
+  for (auto& event : events) event.work = 0;
+  CHECK(time_steps(two_layers(kSharded), events, ranks_of(2, 1, 5), 12).step == Approx(12 + 6 * 2));
+}
+
 TEST_CASE("step time: what a rank holds after forward is gathered among fewer") {
   auto held = kSharded;
   held.held = 20;
