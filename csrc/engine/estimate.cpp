@@ -216,16 +216,16 @@ bool sums_in_stream_on(std::optional<c10::DeviceType> device) {
 void set_ranks(MemoryPolicy& policy, int64_t world, int64_t copies, int64_t rank, double factor) {
   if (world < 1 || copies < 1 || world % copies != 0) {
     throw ValueError(c10::str(
-        "shardwise: estimate_memory(): there are ", world, " ranks and ", copies,
+        "shardwise: estimate: there are ", world, " ranks and ", copies,
         " copies of each shard; both must be 1 or more, and the number of copies must divide the number of ranks."));
   }
   if (rank < 0 || rank >= world / copies) {
     throw ValueError(c10::str(
-        "shardwise: estimate_memory(): rank is ", rank, ", but ", world / copies,
+        "shardwise: estimate: rank is ", rank, ", but ", world / copies,
         " ranks hold different shards; it must be from 0 to ", world / copies - 1, "."));
   }
   if (!(factor >= 0)) {
-    throw ValueError(c10::str("shardwise: estimate_memory(): optimizer_factor is ", factor, "; it must be 0 or more."));
+    throw ValueError(c10::str("shardwise: estimate: optimizer_factor is ", factor, "; it must be 0 or more."));
   }
   policy.shards = policy.replicates ? 1 : world / copies;
   policy.copies = policy.replicates ? world : copies;

@@ -25,7 +25,7 @@ struct MemoryOutline {
     /// The dtype of its full copy, where it is not that of the policy.
     std::optional<at::ScalarType> full_dtype = std::nullopt;
     bool trained = true;
-    /// Rows of it are looked up, which computes nothing.
+    /// Only embeddings have it: rows of it are looked up, which computes nothing.
     bool looked_up = false;
   };
   struct Unit {

@@ -81,9 +81,10 @@ def estimate_time(
     """Estimates how long a step of a module will take, wrapped, on one of `world` ranks.
 
     It plays steps through as the engine orders them. Besides what estimate_memory() assumes, the time to compute goes
-    to parameters of two dimensions or more, in proportion to their elements, but not to embeddings: a third in
-    forward, the rest in backward. Collectives go one after the other, while ranks compute. Each takes its link's
-    latency, and as long as the bytes take that a rank, or all ranks of a host, get in it; the slowest link decides.
+    to parameters of two dimensions or more, in proportion to their elements: a third in forward, the rest in
+    backward. Those that only embeddings have take none. Collectives go one after the other, while ranks compute. Each
+    takes its link's latency, and as long as the bytes take that a rank, or all ranks of a host, get in it; the slowest
+    link decides.
 
     Args:
         module: the module, before any part of it is wrapped.
@@ -111,21 +112,22 @@ def _outlined(given: Mapping[str, Any]) -> tuple[_C.Outline, _C.Policy]:
     replicates = given["policy"] == "replicate"
     if not replicates and given["policy"] != "fully_shard":
         raise ValueError(
-            f"shardwise: estimate_memory() knows the policies 'fully_shard' and 'replicate', not '{given['policy']}'."
+            f"shardwise: an estimate knows the policies 'fully_shard' and 'replicate', not '{given['policy']}'."
         )
     outline = _C.Outline(sum(buffer.nbytes for buffer in module.buffers()))
     walk = _Walk(module, [*given["units"], module], given["ignored_params"] or set(), outline)
     precision = given["mp_policy"] or MixedPrecisionPolicy()
-    looked_up = {each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
+    computing = (each for each in module.modules() if not isinstance(each, nn.Embedding | nn.EmbeddingBag))
+    computed = {own for each in computing for own in each.parameters(recurse=False)}
     for name, parameter in walk.parameters:
         outline.add_parameter(
             sizes=list(parameter.size()),
             dtype=parameter.dtype,
-            dim=chosen_dim(placement, parameter, name, "estimate_memory()") or 0,
+            dim=chosen_dim(placement, parameter, name, "an estimate") or 0,
             whole=replicates and not _is_cast(name, parameter, precision),
             full_dtype=own_dtype(precision, parameter, name),
             trained=parameter.requires_grad,
-            looked_up=parameter in looked_up,
+            looked_up=parameter not in computed,
         )
     for own, outer in walk.units():
         has_full_copies = not replicates or any(_is_cast(*walk.parameters[index], precision) for index in own)
@@ -159,7 +161,7 @@ class _Walk:
         for unit in modules[:-1]:
             if unit is module or unit not in inside:
                 raise ValueError(
-                    f"shardwise: estimate_memory(): a module in units does not lie below this {type(module).__name__}. "
+                    f"shardwise: estimate: a module in units does not lie below this {type(module).__name__}. "
                     "List only modules below it; it is the outermost unit itself."
                 )
         self.parameters: list[tuple[str, nn.Parameter]] = []
@@ -171,8 +173,8 @@ class _Walk:
             for name, parameter in unit.named_parameters():
                 if _C.has_unit(parameter):
                     raise ValueError(
-                        f"shardwise: estimate_memory(): the parameter '{name}' belongs to a unit already. Call "
-                        "estimate_memory() before fully_shard() or replicate(), or use plan()."
+                        f"shardwise: estimate: the parameter '{name}' belongs to a unit already. Estimate before "
+                        "fully_shard() or replicate(), or use plan()."
                     )
                 if parameter not in self._numbers and parameter not in ignored:
                     self._numbers[parameter] = len(self.parameters)

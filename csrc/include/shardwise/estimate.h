@@ -93,11 +93,9 @@ SHARDWISE_API MemoryEstimate estimate_memory(
 /// Estimates how long a step will take, of which a rank computes for `compute` seconds: as long as a step of forward
 /// and backward takes without other ranks. Assumes what estimate_memory() does, and that
 ///
-/// - the time to compute goes to parameters of two dimensions or more, in proportion to their elements, but not to
-/// those
-///   of embeddings: a third in forward, the rest in backward;
-/// - collectives go one after the other, while ranks compute. Each takes its link's latency, and as long as the bytes
-/// take
+/// - the time to compute goes to parameters of two dimensions or more, in proportion to their elements: a third in
+///   forward, the rest in backward. Those that only embeddings have take none;
+/// - collectives go one after the other, while ranks compute. Each takes its link's latency, and the time of the bytes
 ///   that a rank, or all ranks of a host, get in it: N - 1 parts of a gather of N ranks, as many of a sum that is
 ///   scattered, twice that of an all-reduce. The slowest link decides.
 SHARDWISE_API TimeEstimate estimate_time(

@@ -39,14 +39,15 @@ class Outliner {
     for (const auto* inner : modules_) {
       if (inner == nullptr || inner == &module || !contains(module, inner)) {
         throw ValueError(c10::str(
-            "shardwise: estimate_memory(): a module in units() does not lie below this ", module.name(),
+            "shardwise: estimate: a module in units() does not lie below this ", module.name(),
             ". List only modules below it; it is the outermost unit itself."));
       }
     }
     modules_.push_back(&module);
     module.apply([&](const torch::nn::Module& part) {
-      const auto* table = part.as<torch::nn::EmbeddingImpl>();
-      if (table != nullptr) looked_up_.insert(table->weight.unsafeGetTensorImpl());
+      const bool is_table = part.as<torch::nn::EmbeddingImpl>() || part.as<torch::nn::EmbeddingBagImpl>();
+      if (is_table) return;
+      for (const auto& own : part.parameters(/*recurse=*/false)) computed_.insert(own.unsafeGetTensorImpl());
     });
     for (size_t unit = 0; unit < modules_.size(); ++unit) add_unit(unit);
     walk(module);
@@ -70,8 +71,8 @@ class Outliner {
     for (const auto& parameter : parameters) {
       if (!engine::Unit::of(parameter.tensor)) continue;
       throw Error(c10::str(
-          "shardwise: estimate_memory(): the parameter '", parameter.names.front(),
-          "' belongs to a unit already. Call estimate_memory() before fully_shard() or replicate(), or use plan()."));
+          "shardwise: estimate: the parameter '", parameter.names.front(),
+          "' belongs to a unit already. Estimate before fully_shard() or replicate(), or use plan()."));
     }
     nn::choose_dtypes(parameters, policy_.precision);
     MemoryOutline::Unit unit;
@@ -84,7 +85,7 @@ class Outliner {
       numbers_[tensor.unsafeGetTensorImpl()] = outline_.parameters.size();
       outline_.parameters.push_back(
           {tensor.sizes().vec(), tensor.scalar_type(), parameter.shard_dim, parameter.whole || parameter.unheld,
-           parameter.full_dtype, tensor.requires_grad(), looked_up_.contains(tensor.unsafeGetTensorImpl())});
+           parameter.full_dtype, tensor.requires_grad(), !computed_.contains(tensor.unsafeGetTensorImpl())});
     }
     for (size_t outer = number + 1; outer < modules_.size() && !unit.outer; ++outer) {
       if (contains(*modules_[outer], modules_[number])) unit.outer = outer;
@@ -111,7 +112,8 @@ class Outliner {
   std::vector<const torch::nn::Module*> modules_;
   std::unordered_map<const at::TensorImpl*, size_t> numbers_;
   std::set<size_t> used_;
-  std::set<const at::TensorImpl*> looked_up_;
+  /// The parameters that a module other than an embedding has.
+  std::set<const at::TensorImpl*> computed_;
   MemoryOutline outline_;
 };
 
@@ -121,8 +123,8 @@ auto estimate(
     const EstimateOptions& more, const Estimate& of) {
   if (options.parameter_mesh()) {
     throw ValueError(
-        "shardwise: estimate_memory(): parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
-        "Leave it out for an estimate with all on the same mesh.");
+        "shardwise: estimate: parameter_mesh() is not supported: all parameters are taken to lie on one mesh. Leave it out "
+        "for an estimate with all on the same mesh.");
   }
   engine::MemoryPolicy policy;
   policy.replicates = replicates;

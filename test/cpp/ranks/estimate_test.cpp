@@ -172,6 +172,13 @@ TEST(Estimate, TimeOfWhatTravelsAndIsComputed) {
   // Nothing is computed with the embedding's rows, so that its gather in forward and its sum hide behind nothing.
   EXPECT_GT(sharded.step, 1 + sharded.wire / 3);
   EXPECT_LT(sharded.step, 1 + sharded.wire);
+  // Unless another module computes with them.
+  torch::nn::Module tied;
+  tied.register_module("net", net.ptr());
+  tied.register_parameter("head", net[0]->as<torch::nn::Embedding>()->weight);
+  const auto with_head = estimate_time(tied, FullyShardOptions(), 2, links, 1, units);
+  EXPECT_EQ(with_head.wire, sharded.wire);
+  EXPECT_LT(with_head.step, sharded.step);
   const auto copies = estimate_time(net, ReplicateOptions(), 2, links, 0, units);
   EXPECT_NEAR(copies.wire, kBytes / 1e6, 0.05 * copies.wire);
   EXPECT_EQ(copies.step, copies.wire);

@@ -104,6 +104,12 @@ def test_time_follows_links_and_what_is_computed() -> None:
         model = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64, bias=False))
     table = shardwise.estimate_time(model, 2, link=link, compute=1, units=list(model))
     assert table.step > both.step
+    # But not if another module computes with its weight.
+    with torch.device("meta"):
+        model.append(nn.Linear(64, 64, bias=False))
+    model[2].weight = model[0].weight
+    tied = shardwise.estimate_time(model, 2, link=link, compute=1, units=list(model)[:2])
+    assert tied.step == pytest.approx(both.step, rel=0.01)
 
 
 def test_times_that_cannot_be_are_named() -> None:
