@@ -6,8 +6,9 @@ changed since. `run.py --parts` writes the table; it is committed with the chang
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from check_rows import HERE
@@ -76,6 +77,13 @@ PARTS = [
     Part("mutants", (*BUILT, "python", "test"), 60, _PACKAGE,
          lambda: [Suite("mutants", [sys.executable, "test/mutants/run.py"], read_closing_line, 180 * MINUTES)]),
 ]  # fmt: skip
+
+
+def pace(passed: Mapping[str, Mapping[str, str]], commit: str) -> float:
+    """How many times as long parts take here and now, by those that passed on this commit; at least once."""
+    rows = [(part, passed[part.name]) for part in PARTS if part.name in passed]
+    shares = [float(row["minutes"]) / part.minutes for part, row in rows if row["commit"].rstrip("+") == commit]
+    return max(1.0, statistics.median(shares)) if shares else 1.0
 
 
 def is_called_for(part: Part, passed: str | None) -> bool:

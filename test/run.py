@@ -110,14 +110,17 @@ def run_part(part: parts.Part) -> list[Result]:
 
 
 def run_parts(names: Sequence[str], until: float) -> list[Result]:
-    passed = {name: row["commit"] for name, row in tables.by_name(parts.TABLE).items()}
+    table = tables.by_name(parts.TABLE)
+    passed = {name: row["commit"] for name, row in table.items()}
+    slower = parts.pace(table, current_commit().rstrip("+"))
     chosen = [part for part in parts.PARTS if part.name in names or not names]
     results = []
     for part in sorted(chosen, key=lambda part: not parts.is_called_for(part, passed.get(part.name))):
-        if time.time() + part.minutes * MINUTES <= until:
+        minutes = slower * part.minutes
+        if time.time() + minutes * MINUTES <= until:
             results += run_part(part)
         else:
-            print(f"part {part.name}: left out, for its {part.minutes} minutes do not fit into the time", flush=True)
+            print(f"part {part.name}: left out, for its {minutes:.0f} minutes do not fit into the time", flush=True)
     return results
 
 

@@ -209,6 +209,20 @@ def test_ranks_on_one_device_run_some_of_everything():
         assert any(row.startswith(start) for row in rows), f"{start} begins no row"
 
 
+def test_parts_that_took_longer_here_say_how_long_others_will():
+    usual = {each.name: str(each.minutes) for each in parts.PARTS}
+
+    def table(commit: str, **minutes: float) -> dict[str, dict[str, str]]:
+        return {name: {"commit": commit, "minutes": str(value)} for name, value in (usual | minutes).items()}
+
+    assert parts.pace(table("abc"), "abc") == 1
+    slow = {each.name: 1.5 * each.minutes for each in parts.PARTS}
+    assert parts.pace(table("abc+", **slow), "abc") == 1.5
+    # Another machine's, maybe.
+    assert parts.pace(table("def", **slow), "abc") == 1
+    assert parts.pace(table("abc", **{name: 1 for name in usual}), "abc") == 1
+
+
 def test_every_part_watches_what_exists():
     for each in parts.PARTS:
         assert all((ROOT / path).exists() for path in each.watches), each.name
