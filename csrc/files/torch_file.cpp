@@ -276,9 +276,8 @@ class StateDictReader {
   TorchFile result_;
 };
 
-} // namespace
-
-bool is_torch_file(DiskFile& file, const std::string& path) {
+/// The bytes by which its format is known, unless that is an old one of torch.save().
+std::string first_bytes(DiskFile& file, const std::string& path) {
   std::string first(static_cast<size_t>(std::min<int64_t>(file.size(), kOldMark.size())), '\0');
   read_all(file, std::as_writable_bytes(std::span(first)), 0, path);
   if (first == kOldMark) {
@@ -288,11 +287,19 @@ bool is_torch_file(DiskFile& file, const std::string& path) {
         "_use_new_zipfile_serialization=False. Load it in Python and save it again: torch.save(torch.load(file), "
         "file)."));
   }
+  return first;
+}
+
+} // namespace
+
+bool is_torch_file(DiskFile& file, const std::string& path) {
+  const auto first = first_bytes(file, path);
   // The length of a safetensors header may begin with the same bytes; the header follows it.
   return first.starts_with(kZipMark) && first.back() != '{';
 }
 
 TorchFile read_torch_file(DiskFile& file, const std::string& path, const std::string& entry) {
+  first_bytes(file, path);
   return StateDictReader(file, path).read(entry);
 }
 

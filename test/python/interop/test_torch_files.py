@@ -185,6 +185,11 @@ class TestTorchFile:
             {"weight": torch.ones(3, dtype=torch.complex64).conj()}, "its 'weight' is made by .* not a plain tensor"
         )
         refused(model.state_dict(), "before torch 1.6", _use_new_zipfile_serialization=False)
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        file.rename(folder / "pytorch_model.bin")
+        with pytest.raises(shardwise.Error, match=r"pytorch_model\.bin is in the format that .* before torch 1\.6"):
+            checkpoint.load(folder, model)
         torch.jit.save(torch.jit.script(model), file)
         with pytest.raises(shardwise.Error, match=r"it is of torch\.jit\.save\(\), or of torch::save\(\) in C\+\+"):
             checkpoint.load(file, model)
