@@ -125,10 +125,6 @@ void Part::saw(size_t index, const at::Tensor& shard) {
   seen_[index].address = first_element(*shard.unsafeGetTensorImpl());
 }
 
-const void* Part::first_element(const at::TensorImpl& shard) const {
-  return static_cast<const char*>(shard.unsafe_storage().data()) + shard.storage_offset() * itemsize_;
-}
-
 bool Part::fits() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!fits(i)) return false;

@@ -68,7 +68,9 @@ class Part {
   void leave_where_it_is(size_t index, FrontEndCallbacks& front);
   void saw(size_t index, const at::Tensor& shard);
   bool is_alike(const at::TensorImpl& shard, size_t index) const;
-  const void* first_element(const at::TensorImpl& shard) const;
+  const void* first_element(const at::TensorImpl& shard) const {
+    return static_cast<const char*>(shard.unsafe_storage().data()) + shard.storage_offset() * itemsize_;
+  }
 
   const std::vector<Parameter*>& parameters_;
   const layout::Shards& layout_;

@@ -8,6 +8,25 @@ namespace py = pybind11;
 
 namespace {
 
+/// Python's lock. What at_once() runs has it, and takes it again at no cost.
+class Lock {
+ public:
+  Lock() {
+    if (held_++ == 0) gil_.emplace();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() {
+    --held_;
+  }
+
+ private:
+  static thread_local int held_;
+  std::optional<py::gil_scoped_acquire> gil_;
+};
+
+thread_local int Lock::held_ = 0;
+
 // The Python objects here are never freed, since the interpreter may be gone before them.
 
 /// Looked up at the first use, when Python has imported it.
@@ -56,7 +75,7 @@ const at::Tensor& DTensorParameter::parameter() const {
 // A mean comes again only if nobody holds it or its DTensor, and a DTensor wraps nothing only if nobody holds it. So
 // either DTensor may be given out again.
 at::Tensor DTensorParameter::gradient(const at::Tensor& mean) {
-  const py::gil_scoped_acquire gil;
+  const Lock lock;
   Shown* vacant = nullptr;
   for (auto& shown : shown_) {
     const auto dtensor = shown.dtensor.get();
@@ -78,7 +97,7 @@ at::Tensor DTensorParameter::gradient(const at::Tensor& mean) {
 }
 
 bool DTensorParameter::is_held(const at::Tensor& mean) const {
-  const py::gil_scoped_acquire gil;
+  const Lock lock;
   for (const auto& shown : shown_) {
     const auto dtensor = shown.dtensor.get();
     const auto local = local_of(dtensor);
@@ -89,14 +108,14 @@ bool DTensorParameter::is_held(const at::Tensor& mean) const {
 }
 
 void DTensorParameter::release() {
-  const py::gil_scoped_acquire gil;
+  const Lock lock;
   for (const auto& shown : shown_) {
     if (is_ours_alone(shown.dtensor.get())) set_local(shown.dtensor.get(), py::none());
   }
 }
 
 at::Tensor DTensorParameter::memory(const at::Tensor& gradient) {
-  const py::gil_scoped_acquire gil;
+  const Lock lock;
   const auto object = py::cast(gradient);
   if (!py::isinstance(object, dtensor_class())) return gradient;
   return py::cast<at::Tensor>(local_of(object));
@@ -104,12 +123,12 @@ at::Tensor DTensorParameter::memory(const at::Tensor& gradient) {
 
 at::Tensor DTensorParameter::arrived(const at::Tensor& gradient) {
   if (!to_memory_) return gradient;
-  const py::gil_scoped_acquire gil;
+  const Lock lock;
   return py::cast<at::Tensor>(to_memory_->get()(gradient));
 }
 
 void DTensorParameter::at_once(c10::function_ref<void()> work) const {
-  const py::gil_scoped_acquire gil;
+  const Lock lock;
   work();
 }
 
