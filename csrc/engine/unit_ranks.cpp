@@ -16,6 +16,7 @@ UnitRanks::UnitRanks(const Mesh& mesh, bool replicates, bool custom_on_mesh)
       custom_on_mesh_(custom_on_mesh) {
   const auto groups = comm::axis_groups_of(mesh);
   agreement_ = Agreement::of(groups);
+  is_alone_ = !agreement_ && Agreement::is_alone(groups);
   const auto first = groups.size() == 2 ? Agreement::first_axis : Agreement::group;
   if (replicates || groups.size() == 2) copies_ = comm::Collectives(groups.front()).at({agreement_, first});
   if (!replicates) shards_ = comm::Collectives(groups.back()).at({agreement_, Agreement::group});
@@ -102,7 +103,7 @@ void UnitRanks::require_memory(at::Device device) const {
 }
 
 bool UnitRanks::sums_share_group(const CustomCollectives& custom_collectives) const {
-  return world() > 1 && (!agreement_ || !sums_on_own_groups(custom_collectives));
+  return world() > 1 && !is_alone_ && (!agreement_ || !sums_on_own_groups(custom_collectives));
 }
 
 comm::Collectives UnitRanks::for_event(int64_t event, const char* what, Counters& counters) {

@@ -88,7 +88,7 @@ class SHARDWISE_API UnitRanks {
   /// The collectives that provide memory for buckets and sums; null for ordinary memory.
   const comm::Collectives* memory_of_sums(const CustomCollectives& custom_collectives) const;
   /// Whether sums share a process group with gathers or with the program's own collectives, or their order is not
-  /// compared.
+  /// compared. Where no other ranks are there, no order matters.
   bool sums_share_group(const CustomCollectives& custom_collectives) const;
   /// For a collective among the shards' ranks that belongs to no unit. The ranks first agree on `event`.
   comm::Collectives for_event(int64_t event, const char* what, Counters& counters);
@@ -122,6 +122,7 @@ class SHARDWISE_API UnitRanks {
   comm::Collectives neighbours_;
   bool gathers_have_group_ = false;
   bool sums_have_groups_ = false;
+  bool is_alone_ = false;
   std::shared_ptr<comm::Agreement> agreement_;
 };
 

@@ -67,6 +67,8 @@ class SHARDWISE_API Agreement : public transport::WaitObserver, public std::enab
   static std::shared_ptr<Agreement> of(const std::vector<AxisGroup>& lines);
   /// The agreement that of() made; null if there is none.
   static std::shared_ptr<Agreement> known(const std::vector<AxisGroup>& lines);
+  /// Whether no other ranks are there: the store of torch's fake process group accepts everything and keeps nothing.
+  static bool is_alone(const std::vector<AxisGroup>& lines);
   /// Closes the agreements made for a process group that is closing.
   static void forget(const c10d::ProcessGroup& group);
 

@@ -143,20 +143,26 @@ std::chrono::milliseconds timeout_of(const AxisGroup& line) {
   return comm::timeout_of(*line.group).value_or(kBackendDefaultTimeout);
 }
 
-/// Whether ranks can meet in the store of this group. The one of torch's fake process group accepts everything and
-/// keeps nothing.
-bool works(const AxisGroup& line) {
+/// What the store of this group is good for.
+enum class Store : uint8_t { none, ranks_meet_in_it, keeps_nothing };
+
+Store store_of(const AxisGroup& line) {
   const auto store = line.group->getStore();
-  if (!store) return false;
+  if (!store) return Store::none;
   try {
     const auto key = c10::str("shardwise ", line.group->getRank());
     return call_with_timeout(timeout_of(line), nullptr, [store, key] {
       store->set(key, std::string("works"));
-      return store->get_to_str(key) == "works";
+      return store->get_to_str(key) == "works" ? Store::ranks_meet_in_it : Store::keeps_nothing;
     });
   } catch (const std::exception&) {
-    return false;
+    return Store::none;
   }
+}
+
+bool all_are(const std::vector<AxisGroup>& lines, Store kind) {
+  const auto is = [kind](const AxisGroup& line) { return store_of(line) == kind; };
+  return !lines.empty() && std::all_of(lines.begin(), lines.end(), is);
 }
 
 } // namespace
@@ -168,7 +174,7 @@ std::shared_ptr<Agreement> Agreement::known(const std::vector<AxisGroup>& lines)
 std::shared_ptr<Agreement> Agreement::of(const std::vector<AxisGroup>& all_lines) {
   const auto lines = of_several(all_lines);
   if (auto found = AgreementTable::get().find(lines)) return found;
-  if (lines.empty() || !std::all_of(lines.begin(), lines.end(), works)) return nullptr;
+  if (!all_are(lines, Store::ranks_meet_in_it)) return nullptr;
   const auto purpose = c10::str("shardwise agreement of ", lines.size(), " axes");
   MakingWatch watch(lines, purpose);
   std::vector<Channel> channels;
@@ -203,6 +209,10 @@ std::shared_ptr<Agreement> Agreement::of(const std::vector<AxisGroup>& all_lines
   const std::lock_guard lock(table.mutex);
   table.entries.push_back({std::move(groups), made});
   return made;
+}
+
+bool Agreement::is_alone(const std::vector<AxisGroup>& lines) {
+  return all_are(of_several(lines), Store::keeps_nothing);
 }
 
 void Agreement::forget(const c10d::ProcessGroup& group) {

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from models import counters
 from pool import run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -37,6 +38,27 @@ def one_of_eight(rank: int) -> None:
     shardwise.fully_shard(model[0])
     model[0](torch.ones(2, 4)).sum().backward()
     assert model[0].weight.to_local().shape == model[0].weight.grad.to_local().shape == (2, 4)
+
+
+def sums_of_one_of_two(rank: int) -> None:
+    """Sums begin as soon as their gradients are there, so that buckets do not pile up."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    for layer in model:
+        shardwise.fully_shard(layer)
+    root = shardwise.fully_shard(model)
+    for _ in range(3):
+        before = counters(root)["reduce_scatters"]
+        inputs = torch.ones(2, 4, requires_grad=True)
+        seen = []
+        inputs.register_hook(lambda _: seen.append(counters(root)["reduce_scatters"] - before))
+        root(inputs).sum().backward()
+        assert seen[0] >= 3
+        assert counters(root)["reduce_scatters"] - before == 4
+
+
+def test_sums_over_a_fake_process_group() -> None:
+    run_ranks(1, sums_of_one_of_two, backend=None)
 
 
 def test_a_rank_of_a_fake_process_group() -> None:
