@@ -35,9 +35,9 @@ Measured = dict[str, dict[str, float]]
 
 
 def measure(build: Path = BUILD) -> Measured:
-    costs, counters = callgrind.count(host.commands(build, [SIZE], ONLY), without=callgrind.UNSTEADY)
-    units = host.units(costs)
-    return {case.name: {"instructions": round(units[case]), **counted} for case, counted in sorted(counters.items())}
+    counted = callgrind.count(host.commands(build, [SIZE], ONLY), without=callgrind.UNSTEADY)
+    units = host.units(counted.costs)
+    return {case.name: {"instructions": round(units[case]), **of} for case, of in sorted(counted.counters.items())}
 
 
 def problems(saved: Mapping[str, Any], measured: Measured) -> Iterator[str]:

@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,19 +63,44 @@ def under_valgrind(out: Path) -> list[str]:
     return ["valgrind", "--tool=callgrind", "--quiet", "--instr-atstart=no", f"--callgrind-out-file={out}"]
 
 
+@dataclass(frozen=True)
+class Counted:
+    """`kinds`: what functions cost themselves, by what the caller called them."""
+
+    costs: Costs
+    counters: Counters
+    kinds: Mapping[str, Costs]
+
+
 def count(
-    commands: Mapping[str, Sequence[str]], keep: Path | None = None, without: Container[str] = ()
-) -> tuple[Costs, Counters]:
+    commands: Mapping[str, Sequence[str]], keep: Path | None = None, without: Container[str] = (),
+    kind: Callable[[str, str], str] | None = None,
+) -> Counted:
     """Of steps, by programs that measure two lengths of each case, some times each. `commands` are named by what their
     cases begin with; all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's
-    files stay; `without`: functions whose own instructions do not count."""
+    files stay; `without`: functions whose own instructions do not count; `kind` says of which kind a function is, by its
+    library and its name."""
     costs: Costs = {}
     counters: Counters = {}
+    kinds: dict[str, Costs] = defaultdict(dict)
     with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
         for name, (out, said) in run(commands, keep or Path(scratch)).items():
             costs |= differences(name, read_counts(out, without))
             counters |= read_counters(name, said)
-    return costs, counters
+            for each, of_kind in count_kinds(name, out, kind).items() if kind else ():
+                kinds[each] |= of_kind
+    return Counted(costs, counters, kinds)
+
+
+def count_kinds(language: str, out: Path, kind: Callable[[str, str], str]) -> dict[str, Costs]:
+    counted = []
+    for case, steps, text in read_files(out):
+        own: Counter[str] = Counter()
+        for library, function, cost in own_costs(text):
+            own[kind(library, function)] += cost
+        counted.append((case, steps, own))
+    kinds = {each for _, _, own in counted for each in own}
+    return {each: differences(language, ((case, steps, own[each]) for case, steps, own in counted)) for each in kinds}
 
 
 def count_once(commands: Mapping[str, Sequence[str]]) -> Costs:
@@ -112,33 +138,41 @@ def run(commands: Mapping[str, Sequence[str]], folder: Path) -> dict[str, tuple[
     return result
 
 
-def read_counts(out: Path, without: Container[str] = ()) -> Iterator[tuple[Case, int, int]]:
-    """Case, steps and instructions of every file that callgrind wrote, but for functions' own named in `without`."""
+def read_files(out: Path) -> Iterator[tuple[Case, int, str]]:
+    """Case, steps and text of every file that callgrind wrote."""
     for file in sorted(out.parent.glob(f"{out.name}.*")):
         text = file.read_text()
         label = re.search(r"^desc: Trigger: Client Request: (\w+) (\d+)x(\d+)x(\d+) (\d+)$", text, re.MULTILINE)
-        total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
-        if label and total:
-            left_out = sum(cost for name, cost in own_costs(text) if name in without) if without else 0
-            yield Case(label[1], int(label[2]), int(label[3]), int(label[4])), int(label[5]), int(total[1]) - left_out
+        if label:
+            yield Case(label[1], int(label[2]), int(label[3]), int(label[4])), int(label[5]), text
 
 
-def own_costs(text: str) -> Iterator[tuple[str, int]]:
-    """Functions and instructions of their own, of each of their lines."""
+def read_counts(out: Path, without: Container[str] = ()) -> Iterator[tuple[Case, int, int]]:
+    """Case, steps and instructions of every file that callgrind wrote, but for functions' own named in `without`."""
+    for case, steps, text in read_files(out):
+        left_out = sum(cost for _, name, cost in own_costs(text) if name in without) if without else 0
+        if total := re.search(r"^totals: (\d+)", text, re.MULTILINE):
+            yield case, steps, int(total[1]) - left_out
+
+
+def own_costs(text: str) -> Iterator[tuple[str, str, int]]:
+    """Libraries, functions, and instructions of their own, of each of their lines."""
     names: dict[str, str] = {}
-    function = ""
+    now = {"ob": "", "fn": ""}
     is_of_call = False
     for line in text.splitlines():
-        if named := re.match(r"(c?)fn=(\(\d+\))(?: (.+))?$", line):
+        if named := re.match(r"(c?)(ob|fn)=(\(\d+\))(?: (.+))?$", line):
             # A name is written once in a file, by itself or where it is called first.
-            names[named[2]] = named[3] or names[named[2]]
-            function = function if named[1] else names[named[2]]
+            number = named[2] + named[3]
+            names[number] = named[4] or names[number]
+            if not named[1]:
+                now[named[2]] = names[number]
         elif line.startswith("calls="):
             is_of_call = True
         elif line and line[0] in "0123456789+-*":
             words = line.split()
             if not is_of_call and len(words) > 1:
-                yield function, int(words[1])
+                yield now["ob"], now["fn"], int(words[1])
             is_of_call = False
 
 
@@ -151,7 +185,7 @@ def read_counters(language: str, said: str) -> Counters:
     }
 
 
-def differences(language: str, counts: Iterator[tuple[Case, int, int]]) -> Costs:
+def differences(language: str, counts: Iterable[tuple[Case, int, int]]) -> Costs:
     """Instructions a step, by the fewest of each number of steps; what surrounds the steps is not in it."""
     by_case: dict[Case, dict[int, int]] = {}
     for case, steps, total in counts:

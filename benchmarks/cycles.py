@@ -17,6 +17,7 @@ from pathlib import Path
 
 import steps
 from figures import Figure
+from kinds import Kind, kind_of
 from turns import Program, started
 
 SUITE = "cycles"
@@ -25,16 +26,6 @@ UNIT = "ms a step"
 RATE = 2000
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Of samples whose file and function fit these patterns."""
-
-    name: str
-    file: str
-    function: str
-
-
-#: The first that fits counts.
 KINDS = tuple(Kind(*each) for each in (
     ("matrix products", r"", r"gemm"),
     ("the optimizer", r"", r"adam"),
@@ -64,10 +55,6 @@ class Extent:
 
 SHORT = Extent(steps.SMALL, CASES[:2])
 FULL = Extent(steps.Size(layers=15, width=768, heads=12, world=2, rounds=1, steps=8), CASES)
-
-
-def kind(file: str, function: str) -> str:
-    return next(each.name for each in KINDS if re.search(each.file, file) and re.search(each.function, function))
 
 
 def suite(build: Path, extent: Extent) -> Iterator[Figure]:
@@ -139,6 +126,6 @@ def counted(samples: str) -> tuple[Counter[str], int]:
     for line in done.stdout.splitlines():
         if not (parts := re.match(r"\s*(\d+)/(\d+)\s+[0-9a-f]+\s+(.*) \((.*)\)$", line)):
             continue
-        found[kind(parts[4], parts[3])] += 1
+        found[kind_of(KINDS, parts[4], parts[3])] += 1
         training += parts[1] == parts[2]
     return found, training

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from callgrind import Case, Costs, program
 from figures import Figure
+from kinds import Kind, kind_of
 
 HERE = Path(__file__).resolve().parent
 PYTHON = [sys.executable, str(HERE / "python" / "host_cost.py")]
@@ -51,6 +52,33 @@ STEPS = {
 }
 #: Two layers of each block, divided by tensor parallelism, and two stages of as many microbatches.
 PARALLEL = {"layers": "a Linear of tensor parallelism", "microbatches": "a microbatch of a stage"}
+
+
+KINDS = tuple(Kind(*each) for each in (
+    ("operations that are watched", r"", r"shardwise::nn::"),
+    ("the order of units", r"", r"shardwise::engine::"),
+    ("parameters, gradients, copies", r"", r"shardwise::(group|kernels)::"),
+    ("buffers and collectives", r"", r"shardwise::(comm|transport|observe|base)::"),
+    ("Python's side of the engine", r"/_C\.|/libtorch_python", r""),
+    ("Python", r"/(lib)?python[\d.]+[^/]*$", r""),
+    ("torch", r"/lib(torch|c10)", r""),
+    ("the C library, and the rest", r"", r""),
+))  # fmt: skip
+#: Whose kinds are told.
+PROFILED = ("C++ fully_shard", "C++ fully_shard_keep", "C++ replicate",
+            "Python fully_shard", "Python fully_shard_keep", "Python replicate")  # fmt: skip
+
+
+def kind(library: str, function: str) -> str:
+    return kind_of(KINDS, library, function)
+
+
+def kind_figures(kinds: Mapping[str, Costs]) -> Iterator[Figure]:
+    for each in KINDS:
+        for case, cost in sorted(units(kinds.get(each.name, {})).items()):
+            if case.name in PROFILED:
+                size = f"{case.blocks} blocks of {case.parameters}"
+                yield Figure("host", f"{case.name}, {size}: {each.name}", cost / 1e3, "k instructions a unit")
 
 
 def commands(build: Path, sizes: Sequence[str], only: Sequence[str] = ()) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ usage: report.py [--check]     --check writes nothing, and fails where something
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ LARGE = ("steps", "x DDP", "107 M, 2 ranks: {}: step")
 SHARED = ("steps_shared_memory", *STEP[1:])
 LARGE_SHARED = ("steps_shared_memory", *LARGE[1:])
 SAME = tuple((*case[:2], f"{case[2]}, same transport") for case in (STEP, LARGE, SHARED, LARGE_SHARED))
+HOSTS = ("hosts", "x DDP", "3.3 M, 2 hosts of 2 ranks, 200 Mbit/s: {}: step")
 PEAK = ("memory", "P", "{}: the most in backward")
 RESIDENT = ("memory", "MiB", "{}: resident set, 106.8 M parameters, 2 ranks")
 #: Of the pictures.
@@ -100,6 +102,10 @@ TITLES = {
     "memory": "Tensors at the peak of a training step, in sizes of all parameters",
 }
 LARGE_STEPS = rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE)
+HOST_STEPS = (
+    row("a step of 3.3 M parameters, 2 hosts of 2 ranks, 200 Mbit/s between: `fully_shard`, x DDP", *HOSTS, "fully_shard"),
+    row("the same, `replicate`", *HOSTS, "replicate"),
+)
 PEAKS = rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK)
 SAME_TITLES = (
     "a step of 26 M parameters, DDP and FSDP2 over our transport too: `fully_shard`, x DDP",
@@ -111,6 +117,8 @@ SAME_TITLES = (
 SUMMARY = (
     "time of a step, x DDP's: `fully_shard`",
     "the same with `reshard_after_forward=False`",
+    "the same, `replicate`",
+    "time of a step on two hosts, x DDP's: `fully_shard`",
     "the same, `replicate`",
     "tensors at its peak, x all parameters: `fully_shard`",
 )
@@ -128,6 +136,7 @@ ROWS = (
     *rows("a step of 26 M parameters through shared memory: `fully_shard`, x DDP", *SHARED),
     *rows("a step of 107 M parameters through shared memory: `fully_shard`, x DDP", *LARGE_SHARED),
     *(each for title, case in zip(SAME_TITLES, SAME, strict=True) for each in rows(title, *case)),
+    *HOST_STEPS,
     *ours(
         "of a wire that is busy for half a step's time, hidden: `{}`, %", "overlap", "%", "{}: hidden, wire busy 50%",
         "fully_shard", "fully_shard_keep", "replicate"),
@@ -175,44 +184,126 @@ def cell(saved: Mapping[str, Saved], each: Row, name: str | None) -> str:
 
 def summary(saved: Mapping[str, Saved]) -> Iterator[str]:
     """Lines of Markdown: time and memory of a step in a few rows, and the conditions."""
-    if not {"steps", "memory"} <= saved.keys():
-        return
     facts = saved["steps"].facts
     yield "| | C++ | Python | torch's engine | DDP |"
     yield "|---|---:|---:|---:|---:|"
-    for title, each in zip(SUMMARY, (*LARGE_STEPS, PEAKS[0]), strict=True):
+    for title, each in zip(SUMMARY, (*LARGE_STEPS, *HOST_STEPS, PEAKS[0]), strict=True):
         yield f"| {title} | {' | '.join(cell(saved, each, name) for name in each.names)} |"
     yield ""
     yield from textwrap.wrap(
         f"A GPT with 107 million parameters, two ranks on one host ({facts['machine']}); less is better. Ours ran over "
-        "shardwise's own TCP transport, the others over torch's Gloo. Measured "
+        "shardwise's own TCP transport, the others over torch's Gloo. Two hosts: two ranks each, a link of 200 Mbit/s, and "
+        f"3.3 million parameters ({saved['hosts'].facts['date'][:10]}). Measured "
         f"{facts['date'][:10]} with torch {facts['torch']}; [all figures](benchmarks/README.md#saved-figures), "
         "[what a step costs and why](docs/performance.md).",
         width=130, break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
 
+def columns(first: str, names: Iterable[str]) -> Iterator[str]:
+    """The head of a table of numbers."""
+    words = list(names)
+    yield f"| {first} | {' | '.join(words)} |"
+    yield f"|---|{'---:|' * len(words)}"
+
+
+def taken(of: Saved) -> str:
+    return f"{of.facts['date'][:10]}, commit {of.facts['commit']}, {of.facts['machine']}, torch {of.facts['torch']}."
+
+
+def wrapping(name: str) -> str:
+    """What a column calls it."""
+    return name.removeprefix("C++ ").replace("fully_shard_keep", "kept")
+
+
 def spent(saved: Mapping[str, Saved]) -> Iterator[str]:
     """Lines of Markdown: where the time of a step goes, a column for each case of the suite cycles."""
-    if "cycles" not in saved:
-        return
     of = saved["cycles"]
-    columns = [(steps.shown_name(name), "shared memory" if shared else "TCP") for name, shared in cycles.CASES]
-    words = [f"{name.removeprefix('C++ ').replace('fully_shard_keep', 'kept')}, {way}" for name, way in columns]
-    yield f"| milliseconds of a rank | {' | '.join(words)} |"
-    yield f"|---|{'---:|' * len(columns)}"
+    ways = [(steps.shown_name(name), "shared memory" if shared else "TCP") for name, shared in cycles.CASES]
+    yield from columns("milliseconds of a rank", (f"{wrapping(name)}, {way}" for name, way in ways))
     for what in (*(each.name for each in cycles.KINDS), cycles.WAITS, "step"):
-        values = [of.find(f"107 M, 2 ranks, {way}: {name}: {what}", cycles.UNIT) for name, way in columns]
+        values = [of.find(f"107 M, 2 ranks, {way}: {name}: {what}", cycles.UNIT) for name, way in ways]
         yield f"| {what} | {' | '.join(f'{figure.value:.0f}' if figure else '' for figure in values)} |"
-    yield ""
-    yield f"{of.facts['date'][:10]}, commit {of.facts['commit']}, {of.facts['machine']}, torch {of.facts['torch']}."
+    yield from ("", taken(of))
 
 
-def replaced(text: str, lines: Iterable[str]) -> str:
-    """A page with these lines between the marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
+def charged(saved: Mapping[str, Saved]) -> Iterator[str]:
+    """Lines of Markdown: whose instructions a unit's are, a column for each wrapping that the suite host profiles."""
+    of = saved["host"]
+    yield from columns("thousand instructions", (wrapping(name) for name in host.PROFILED))
+    for what in (*(f": {each.name}" for each in host.KINDS), ""):
+        values = [of.find(f"{name}, 8 blocks of 9{what}", "k instructions a unit") for name in host.PROFILED]
+        numbers = " | ".join(f"{figure.value:.1f}" if figure else "" for figure in values)
+        yield f"| {what.removeprefix(': ') or 'a unit of 9 parameters'} | {numbers} |"
+    yield from ("", taken(of))
+
+
+def tcp_floor(saved: Mapping[str, Saved], bytes_more: float, optimizer_less: float) -> float:
+    """Of a step over TCP, x DDP's: its own work with that share more of what its bytes cost, and less of its optimizer."""
+
+    def ms(what: str) -> float:
+        name = f"107 M, 2 ranks, TCP: {steps.shown_name(steps.DDP_OVER_SHARDWISE)}: {what}"
+        return value_of(saved, "cycles", name, cycles.UNIT)
+
+    travels = ms("copies to and from sockets") + ms("messages, and threads that wake")
+    return 1 + (bytes_more * travels - optimizer_less * ms("the optimizer")) / ms("step")
+
+
+def value_of(saved: Mapping[str, Saved], suite: str, name: str, unit: str) -> float:
+    figure = saved[suite].find(name, unit)
+    if figure is None:
+        raise LookupError(f"no figure '{name}' in {unit} was saved for the suite {suite}")
+    return figure.value
+
+
+WRAPS = {"fully_shard": "`fully_shard`", "fully_shard_keep": "kept", "replicate": "`replicate`"}
+ALONE = "the model alone in a process, with an optimizer that steps on everything"
+#: By wrapping: how many bytes it sends beyond DDP's, how much of DDP's optimizer it has not, and both in words.
+OVER_TCP = {
+    "fully_shard": (0.5, 0.5, "DDP, with half as many bytes more and half of the optimizer"),
+    "fully_shard_keep": (0.0, 0.5, "DDP, with half of the optimizer"),
+    "replicate": (0.0, 0.0, "DDP"),
+}
+
+
+def floors(saved: Mapping[str, Saved]) -> Iterator[str]:
+    """Lines of Markdown: what was measured beside the least that it could be."""
+    yield "| | measured | floor | the floor is |"
+    yield "|---|---:|---:|---|"
+
+    def line(title: str, measured: float, floor: float, words: str) -> str:
+        return f"| {title} | {shown(measured)} | {shown(floor)} | {words} |"
+
+    for wrap, words in WRAPS.items():
+        here = value_of(saved, *LARGE_SHARED[:1], LARGE_SHARED[2].format(f"C++ {wrap}"), LARGE_SHARED[1])
+        alone = value_of(saved, *LARGE_SHARED[:1], LARGE_SHARED[2].format("Python none"), LARGE_SHARED[1])
+        yield line(f"a step of 107 M through shared memory, x DDP: {words}", here, alone, ALONE)
+    for wrap, words in WRAPS.items():
+        here = value_of(saved, SAME[1][0], SAME[1][2].format(f"C++ {wrap}"), SAME[1][1])
+        *shares, floor = OVER_TCP[wrap]
+        title = f"a step of 107 M over TCP, x DDP over our transport: {words}"
+        yield line(title, here, tcp_floor(saved, *shares), floor)
+    for wrap, words in WRAPS.items():
+        figure = saved["memory"].find(PEAK[2].format(f"C++ {wrap}"), PEAK[1])
+        if figure and (ratio := re.search(r"([\d.]+) x the formula", figure.note)):
+            title = f"tensors at the peak of a step, 2 ranks, x P: {words}"
+            yield line(title, figure.value, figure.value / float(ratio[1]), "`estimate_memory()`, no sum late")
+    for title, unit, name, floor in (
+        ("a save of 1.2 GB, GB/s", "GB/s", "shardwise: save", "a plain write of the same bytes, with fsync"),
+        ("a step waits for one, ms", "ms", WAITING[1], "a copy of the same bytes in memory"),
+    ):
+        yield line(title, value_of(saved, "checkpoint", name, unit), value_of(saved, "checkpoint", floor, unit), floor)
+
+
+def replaced(path: Path, *blocks: Iterable[str]) -> str:
+    """A page with these lines between its marks, block after block."""
+    rest = path.read_text()
+    text = ""
+    for lines in blocks:
+        before, _, rest = rest.partition(BEGIN)
+        _, _, rest = rest.partition(END)
+        text += "\n".join([f"{before}{BEGIN}", *lines, END])
+    return text + rest
 
 
 def label(name: str) -> str:
@@ -244,9 +335,9 @@ def pictures(saved: Mapping[str, Saved]) -> dict[str, str]:
 def wanted(results: Path = RESULTS) -> dict[Path, str]:
     saved = load(results)
     return {
-        README: replaced(README.read_text(), summary(saved)),
-        TABLE: replaced(TABLE.read_text(), table(saved)),
-        PERFORMANCE: replaced(PERFORMANCE.read_text(), spent(saved)),
+        README: replaced(README, summary(saved)),
+        TABLE: replaced(TABLE, table(saved)),
+        PERFORMANCE: replaced(PERFORMANCE, charged(saved), floors(saved), spent(saved)),
         **{results / name: text for name, text in pictures(saved).items()},
     }
 

@@ -97,7 +97,9 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         commands = host.commands(BUILD, host.SHORT if options.quick else host.FULL)
         yield from host.figures(host.microseconds(commands), "us", 1)
         if may_count(options):
-            yield from host.figures(callgrind.count(commands, options.callgrind)[0], "k instructions", 1e3)
+            counted = callgrind.count(commands, options.callgrind, kind=host.kind)
+            yield from host.figures(counted.costs, "k instructions", 1e3)
+            yield from host.kind_figures(counted.kinds)
     if "memory" in options.suites:
         allocator, resident = memory.SHORT if options.quick else memory.FULL
         yield from memory.allocator_figures(BUILD, allocator)

@@ -48,15 +48,15 @@ def step_figures(build: Path, extent: Extent) -> Iterator[Figure]:
     """Instructions a unit, or a parameter: each is to stay what it is for the smallest."""
     sizes = list(dict.fromkeys((*extent.units, *extent.parameters, *extent.ranks)))
     commands = {"C++": host.commands(build, sizes, ("none", *WRAPS))["C++"]}
-    costs, counters = callgrind.count(commands, without=callgrind.UNSTEADY)
-    units = host.units(costs)
+    counted = callgrind.count(commands, without=callgrind.UNSTEADY)
+    units = host.units(counted.costs)
     for wrap in WRAPS:
         for what, grown in (("units", extent.units), ("parameters", extent.parameters), ("ranks", extent.ranks)):
             values = [(case_of(f"C++ {wrap}", size), units[case_of(f"C++ {wrap}", size)]) for size in grown]
             yield from growth(f"{wrap}, a step", what, values)
         for size in extent.units:
-            counted = counters[case_of(f"C++ {wrap}", size)]
-            calls = counted["all_gathers"] + counted["reduce_scatters"] + counted["all_reduces"]
+            of = counted.counters[case_of(f"C++ {wrap}", size)]
+            calls = of["all_gathers"] + of["reduce_scatters"] + of["all_reduces"]
             blocks = int(size.split("x")[0])
             yield Figure("scale", f"{wrap}: collectives a step, {blocks} units", calls / blocks, "a unit")
 

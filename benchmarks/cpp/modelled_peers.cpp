@@ -1,4 +1,5 @@
-// The Python module modelled_peers: process groups whose other ranks are not there, with a modelled wire to them.
+// The Python module modelled_peers: process groups whose other ranks are not there, with a modelled wire to them, or with
+// none.
 #include "host_wire.h"
 #include "instant_group.h"
 #ifdef SHARDWISE_WITH_CUDA
@@ -28,6 +29,14 @@ c10::intrusive_ptr<c10d::Backend> peers(const std::shared_ptr<Wire>& wire, int r
   return wire->over(c10::make_intrusive<InstantBackend>(rank, size));
 }
 
+c10::intrusive_ptr<c10d::Backend> instant(int rank, int size) {
+  return c10::make_intrusive<InstantBackend>(rank, size);
+}
+
+void set_answers(c10d::Backend& backend, bool answers) {
+  dynamic_cast<InstantBackend&>(backend).answers = answers;
+}
+
 } // namespace
 
 PYBIND11_MODULE(modelled_peers, module) {
@@ -38,4 +47,6 @@ PYBIND11_MODULE(modelled_peers, module) {
       .def("busy_seconds", [](const Wire& wire) { return wire.busy().count(); })
       .def("bytes", &Wire::bytes)
       .def("peers", &peers, py::arg("rank"), py::arg("size"), "A back end for torch.distributed.");
+  module.def("instant", &instant, py::arg("rank"), py::arg("size"), "A back end whose collectives are done at once.");
+  module.def("set_answers", &set_answers, "Whether gathers of instant() give every rank's part this one's values.");
 }

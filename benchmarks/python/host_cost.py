@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from meters import Meters
 from parallelism import parallel_steps
+from peers_model import InstantPeers
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,6 +28,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import shardwise
 from shardwise._state import unit_of
+
+# Read when the first process group is made: torch's record of all collectives, with Python's stack at each, costs more
+# than an engine.
+os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 OURS = ("fully_shard", "fully_shard_keep", "replicate")
 #: Steps of an optimizer, and the wrapping of what it holds.
@@ -135,13 +141,14 @@ def wrappings(ranks: int) -> dict[str, Callable[[nn.Sequential], nn.Module]]:
     }
 
 
-def measure_size(meters: Meters, size: str, only: list[str], with_steps: bool) -> None:
+def measure_size(meters: Meters, peers: InstantPeers, size: str, only: list[str], with_steps: bool) -> None:
     blocks, parameters, ranks = map(int, size.split("x"))
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group(peers.name, store=FakeStore(), rank=0, world_size=ranks)
     all_wrappings = wrappings(ranks)
 
     def made(wrapping: str) -> nn.Module:
-        return all_wrappings[wrapping](nn.Sequential(*(Block(parameters) for _ in range(blocks))))
+        with peers.answering():
+            return all_wrappings[wrapping](nn.Sequential(*(Block(parameters) for _ in range(blocks))))
 
     for name in all_wrappings:
         if not only or name in only:
@@ -168,10 +175,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names with commas between them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    meters = Meters()
+    meters, peers = Meters(), InstantPeers()
     gc.disable()
     for number, size in enumerate(options.sizes.split(",")):
-        measure_size(meters, size, options.only.split(",") if options.only else [], with_steps=number == 0)
+        measure_size(meters, peers, size, options.only.split(",") if options.only else [], with_steps=number == 0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import callgrind
 import checkpoint
 import collectives
 import cycles
@@ -21,6 +23,7 @@ import scale
 import steps
 from checkout import BUILD, ROOT
 from figures import Figure, load, save
+from kinds import kind_of
 
 from shardwise import _timeline
 
@@ -162,12 +165,35 @@ def test_cycles_of_all_kinds_are_those_of_a_step():
 
 
 def test_kinds_of_functions():
-    assert cycles.kind("/lib/libtorch_cpu.so", "mkl_blas_def_sgemm_kernel_0_zen") == "matrix products"
-    assert cycles.kind("/lib/libtorch_cpu.so", "at::native::AVX2::mul_kernel") == "gradients into buckets"
-    assert cycles.kind("[kernel.kallsyms]", "_copy_to_iter") == "copies to and from sockets"
-    assert cycles.kind("[kernel.kallsyms]", "clear_page_erms") == "pages"
-    assert cycles.kind("/lib/libshardwise.so", "shardwise::transport::add_up") == "sums of ranks"
-    assert cycles.kind("/lib/libshardwise.so", "shardwise::engine::Unit::enter") == "the rest"
+    assert kind_of(cycles.KINDS, "/lib/libtorch_cpu.so", "mkl_blas_def_sgemm_kernel_0_zen") == "matrix products"
+    assert kind_of(cycles.KINDS, "/lib/libtorch_cpu.so", "at::native::AVX2::mul_kernel") == "gradients into buckets"
+    assert kind_of(cycles.KINDS, "[kernel.kallsyms]", "_copy_to_iter") == "copies to and from sockets"
+    assert kind_of(cycles.KINDS, "[kernel.kallsyms]", "clear_page_erms") == "pages"
+    assert kind_of(cycles.KINDS, "/lib/libshardwise.so", "shardwise::transport::add_up") == "sums of ranks"
+    assert kind_of(cycles.KINDS, "/lib/libshardwise.so", "shardwise::engine::Unit::enter") == "the rest"
+
+
+def test_instructions_are_told_by_the_kinds_of_their_functions(tmp_path: Path) -> None:
+    head = "desc: Trigger: Client Request: {} 4x9x2 {}\n"
+    body = """ob=(1) /lib/libshardwise.so
+fn=(1) shardwise::engine::Order::enter
+10 {}
+cob=(2) /lib/libtorch_cpu.so
+cfn=(2) at::_ops::mul_Tensor::call
+calls=1 20
+10 1000
+ob=(2)
+fn=(2)
+20 {}
+"""
+    for number, (name, steps, ours, torchs) in enumerate(
+        (("none", 1, 0, 100), ("none", 3, 0, 300), ("fully_shard", 1, 40, 140), ("fully_shard", 3, 120, 420))
+    ):
+        (tmp_path / f"out.{number}").write_text(head.format(name, steps) + body.format(ours, torchs))
+    kinds = callgrind.count_kinds("C++", tmp_path / "out", host.kind)
+    found = {figure.name.split(": ")[1]: 1e3 * figure.value for figure in host.kind_figures(kinds)}
+    # A quarter of a step's, for four blocks: 40 of our own, and 40 of torch's beyond the same without wrapping.
+    assert found == {"the order of units": pytest.approx(10), "torch": pytest.approx(10)}
 
 
 def test_a_step_takes_no_less_than_the_wire(tmp_path):
