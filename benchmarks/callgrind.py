@@ -73,13 +73,15 @@ class Counted:
 
 
 def count(
-    commands: Mapping[str, Sequence[str]], keep: Path | None = None, without: Container[str] = (),
+    commands: Mapping[str, Sequence[str]],
+    keep: Path | None = None,
+    without: Container[str] = (),
     kind: Callable[[str, str], str] | None = None,
 ) -> Counted:
     """Of steps, by programs that measure two lengths of each case, some times each. `commands` are named by what their
     cases begin with; all run at the same time, for counts do not feel the load. `keep`: a folder where callgrind's
-    files stay; `without`: functions whose own instructions do not count; `kind` says of which kind a function is, by its
-    library and its name."""
+    files stay; `without`: functions whose own instructions do not count; `kind` says of which kind a function is, by
+    its library and its name."""
     costs: Costs = {}
     counters: Counters = {}
     kinds: dict[str, Costs] = defaultdict(dict)

@@ -103,7 +103,7 @@ TITLES = {
 }
 LARGE_STEPS = rows("a step of 107 M parameters: `fully_shard`, x DDP", *LARGE)
 HOST_STEPS = (
-    row("a step of 3.3 M parameters, 2 hosts of 2 ranks, 200 Mbit/s between: `fully_shard`, x DDP", *HOSTS, "fully_shard"),
+    row("a step of 3.3 M, 2 hosts of 2 ranks, 200 Mbit/s between: `fully_shard`, x DDP", *HOSTS, "fully_shard"),
     row("the same, `replicate`", *HOSTS, "replicate"),
 )
 PEAKS = rows("tensors at the peak of a step, 2 ranks: `fully_shard`, x parameters", *PEAK)
@@ -192,8 +192,8 @@ def summary(saved: Mapping[str, Saved]) -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(
         f"A GPT with 107 million parameters, two ranks on one host ({facts['machine']}); less is better. Ours ran over "
-        "shardwise's own TCP transport, the others over torch's Gloo. Two hosts: two ranks each, a link of 200 Mbit/s, and "
-        f"3.3 million parameters ({saved['hosts'].facts['date'][:10]}). Measured "
+        "shardwise's own TCP transport, the others over torch's Gloo. Two hosts: two ranks each, a link of 200 Mbit/s, "
+        f"and 3.3 million parameters ({saved['hosts'].facts['date'][:10]}). Measured "
         f"{facts['date'][:10]} with torch {facts['torch']}; [all figures](benchmarks/README.md#saved-figures), "
         "[what a step costs and why](docs/performance.md).",
         width=130, break_long_words=False, break_on_hyphens=False,
@@ -239,7 +239,7 @@ def charged(saved: Mapping[str, Saved]) -> Iterator[str]:
 
 
 def tcp_floor(saved: Mapping[str, Saved], bytes_more: float, optimizer_less: float) -> float:
-    """Of a step over TCP, x DDP's: its own work with that share more of what its bytes cost, and less of its optimizer."""
+    """Of a step over TCP, x DDP's: with that share more of what its bytes cost, and less of its optimizer."""
 
     def ms(what: str) -> float:
         name = f"107 M, 2 ranks, TCP: {steps.shown_name(steps.DDP_OVER_SHARDWISE)}: {what}"

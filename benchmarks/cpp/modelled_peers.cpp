@@ -1,5 +1,4 @@
-// The Python module modelled_peers: process groups whose other ranks are not there, with a modelled wire to them, or with
-// none.
+// The Python module modelled_peers: process groups whose other ranks are not there, with or without a modelled wire.
 #include "host_wire.h"
 #include "instant_group.h"
 #ifdef SHARDWISE_WITH_CUDA

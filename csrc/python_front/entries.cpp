@@ -23,7 +23,8 @@ void Entries::show(bool full) {
     const auto& object = full ? entry.full : entry.visible;
     for (const auto& owner : entry.owners) {
       if (owner.is_plain) {
-        if (PyObject_SetItem(owner.parameters.ptr(), owner.name.ptr(), object.ptr()) != 0) throw py::error_already_set();
+        const int failed = PyObject_SetItem(owner.parameters.ptr(), owner.name.ptr(), object.ptr());
+        if (failed != 0) throw py::error_already_set();
         continue;
       }
       const auto module = owner.module();

@@ -123,8 +123,8 @@ auto estimate(
     const EstimateOptions& more, const Estimate& of) {
   if (options.parameter_mesh()) {
     throw ValueError(
-        "shardwise: estimate: parameter_mesh() is not supported: all parameters are taken to lie on one mesh. Leave it out "
-        "for an estimate with all on the same mesh.");
+        "shardwise: estimate: parameter_mesh() is not supported: all parameters are taken to lie on one mesh. "
+        "Leave it out for an estimate with all on the same mesh.");
   }
   engine::MemoryPolicy policy;
   policy.replicates = replicates;

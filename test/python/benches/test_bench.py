@@ -186,10 +186,10 @@ ob=(2)
 fn=(2)
 20 {}
 """
-    for number, (name, steps, ours, torchs) in enumerate(
+    for number, (name, count, ours, torchs) in enumerate(
         (("none", 1, 0, 100), ("none", 3, 0, 300), ("fully_shard", 1, 40, 140), ("fully_shard", 3, 120, 420))
     ):
-        (tmp_path / f"out.{number}").write_text(head.format(name, steps) + body.format(ours, torchs))
+        (tmp_path / f"out.{number}").write_text(head.format(name, count) + body.format(ours, torchs))
     kinds = callgrind.count_kinds("C++", tmp_path / "out", host.kind)
     found = {figure.name.split(": ")[1]: 1e3 * figure.value for figure in host.kind_figures(kinds)}
     # A quarter of a step's, for four blocks: 40 of our own, and 40 of torch's beyond the same without wrapping.

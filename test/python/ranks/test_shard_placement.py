@@ -155,7 +155,7 @@ def refused(rank: int) -> None:
     whole = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("copies",))
     copies = shardwise.DataParallelMeshDims(replicate="copies")
     expect(ValueError, "not supported with DDPMeshInfo", two, mesh=whole, dp_mesh_dims=copies)
-    with pytest.raises(NotImplementedError, match="'0.weight' a mesh of its own, which estimate_memory"):
+    with pytest.raises(NotImplementedError, match="'0.weight' a mesh of its own, which an estimate does"):
         shardwise.estimate_memory(mlp(6, 4), WORLD, shard_placement_fn=two)
 
 

@@ -220,7 +220,7 @@ def test_parts_that_took_longer_here_say_how_long_others_will():
     assert parts.pace(table("abc+", **slow), "abc") == 1.5
     # Another machine's, maybe.
     assert parts.pace(table("def", **slow), "abc") == 1
-    assert parts.pace(table("abc", **{name: 1 for name in usual}), "abc") == 1
+    assert parts.pace(table("abc", **dict.fromkeys(usual, 1)), "abc") == 1
 
 
 def test_every_part_watches_what_exists():
