@@ -71,9 +71,12 @@ def run(command: Sequence[object], folder: Path = ROOT, **environment: str) -> s
 
 
 def find_python(version: str) -> str:
-    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-    found = shutil.which(f"python{version}") or (str(pyenv[-1]) if pyenv else "")
-    return found or sys.exit(f"gpu-kit: there is no python{version}; name one: PYTHON=...")
+    """The first that runs: pyenv puts a python3.12 on the path that does not, while none of its versions is chosen."""
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
+    for found in filter(None, [shutil.which(f"python{version}"), *pyenv]):
+        if subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+            return str(found)
+    sys.exit(f"gpu-kit: there is no python{version} that runs; name one: PYTHON=...")
 
 
 def build(source: Path, python: str, torch: str, arch: str) -> None:

@@ -77,6 +77,12 @@ def googletest(name: str, program: str, minutes: int, chosen: str = "*", **envir
     return Suite(name, command, read_junit, minutes * MINUTES, environment)
 
 
+def in_slices(name: str, program: str, minutes: int, chosen: str, **environment: str) -> list[Suite]:
+    """Two that run beside each other: their ranks mostly wait, for each other and for what is late on purpose."""
+    return [googletest(f"{name}_{index + 1}", program, minutes, chosen, GTEST_TOTAL_SHARDS="2",
+                       GTEST_SHARD_INDEX=str(index), **environment) for index in range(2)]  # fmt: skip
+
+
 def pytest(name: str, minutes: int, *what: str, **environment: str) -> Suite:
     # Only a test that fails has its stderr in the report.
     report = [f"--junitxml={OUT / name}.xml", "-o", "junit_logging=system-err", "-o", "junit_log_passing_tests=false"]
@@ -124,9 +130,7 @@ def product_suites(rows_only: bool = False) -> list[Suite]:
     # Rows alone need no examples.
     without_examples = ["--ignore=test/python/interop/test_pretrain.py"] if rows_only else []
     return [
-        # In two slices: their ranks mostly wait for each other, and for what is late on purpose.
-        googletest("rank_tests_1", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="0"),
-        googletest("rank_tests_2", "rank_tests", 40, ranks, GTEST_TOTAL_SHARDS="2", GTEST_SHARD_INDEX="1"),
+        *in_slices("rank_tests", "rank_tests", 40, ranks),
         pytest("python_ranks", 25, "test/python/ranks", **({"SHARDWISE_TEST_ROWS": "1"} if rows_only else tier)),
         pytest("python_interop", 25, "test/python/interop", *without_examples, **tier),
         pytest("python_unit", 20, *(package if rows_only else (UNIT, f"--ignore={WHEEL}")), **tier),
@@ -149,9 +153,10 @@ def fresh_clone() -> Suite:
 
 def ci_suites() -> list[Suite]:
     """What `make test` leaves to `.ci/run`: the tests of ci.tsv."""
-    where = ("test/python/ranks", "test/python/interop", UNIT, f"--ignore={WHEEL}")
     return [
-        pytest("python_ci", 30, *where, SHARDWISE_TEST_TIER="ci"),
+        # Beside each other: their ranks mostly wait.
+        *(pytest(f"python_ci_{kind}", 30, f"test/python/{kind}", f"--ignore={WHEEL}", SHARDWISE_TEST_TIER="ci")
+          for kind in ("interop", "ranks", "unit")),
         googletest("rank_ci", "rank_tests", 20, ":".join(ci_names(python=False))),
     ]
 
@@ -160,7 +165,7 @@ def device_suites() -> list[Suite]:
     """Rows, and what notices mutants there, with ranks on late devices, or all on one (late_shared)."""
     late = late_filter(f"{row_filter()}:{late_mutant_filter()}")
     return [
-        googletest("late_rows", "rank_tests", 15, late, **LATE),
+        *in_slices("late_rows", "rank_tests", 15, late, **LATE),
         googletest("shared_rows", "rank_tests", 10, late_filter(SHARED_ROWS), SHARDWISE_TEST_DEVICE="late_shared"),
         pytest("python_late", 10, "test/python/ranks", "-k", LATE_PYTHON_ROWS, **LATE),
     ]
