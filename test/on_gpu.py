@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tarfile
 import time
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_kit
-from on_gpu_steps import MISSING, STAGES, Outcome, Place, Step
+from on_gpu_steps import BUILD, MISSING, STAGES, Outcome, Place, Step
 from programs import ROOT, last_lines
 from reports import FAILED, PASSED
 
@@ -133,11 +135,13 @@ def main(words: Sequence[str] | None = None, stages: Sequence[Sequence[Step]] = 
     parser.add_argument("--only", default="*", help="of tests in C++: a filter of GoogleTest's")
     parser.add_argument("--folder", type=Path, help="for results and logs")
     arguments = parser.parse_args(words)
+    if arguments.kit and BUILD != gpu_kit.KIT:
+        kit = gpu_kit.unpack(arguments.kit.resolve())
+        command = [sys.executable, __file__, *(sys.argv[1:] if words is None else words)]
+        return subprocess.run(command, env={**os.environ, **kit}).returncode
     until = time.monotonic() + arguments.seconds
     folder = arguments.folder or ROOT / "build" / "gpu" / arguments.device
     folder.mkdir(parents=True, exist_ok=True)
-    if arguments.kit:
-        gpu_kit.unpack(arguments.kit.resolve())
     facts = facts_of(arguments.device)
     (folder / "facts.json").write_text(json.dumps(facts, indent=1))
     found: dict[str, Done | None] = {}

@@ -155,8 +155,10 @@ def ci_suites() -> list[Suite]:
     """What `make test` leaves to `.ci/run`: the tests of ci.tsv."""
     return [
         # Beside each other: their ranks mostly wait.
-        *(pytest(f"python_ci_{kind}", 30, f"test/python/{kind}", f"--ignore={WHEEL}", SHARDWISE_TEST_TIER="ci")
-          for kind in ("interop", "ranks", "unit")),
+        *(
+            pytest(f"python_ci_{kind}", 30, f"test/python/{kind}", f"--ignore={WHEEL}", SHARDWISE_TEST_TIER="ci")
+            for kind in ("interop", "ranks", "unit")
+        ),
         googletest("rank_ci", "rank_tests", 20, ":".join(ci_names(python=False))),
     ]
 

@@ -17,7 +17,7 @@ from shardwise.testing import run_ranks
 
 
 def mesh_with_little_time() -> DeviceMesh:
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group(timeout=timedelta(seconds=6))
     return DeviceMesh.from_group(group, "cpu")
 
 
