@@ -282,14 +282,24 @@ def over(place: Place) -> str:
     return "over NCCL" if place.device == "cuda" else "on the CPU, over shardwise's transport"
 
 
-def nccl_several_ranks(place: Place) -> Outcome:
+def several_ranks(place: Place, act: Callable[[int, dict[str, str]], Outcome]) -> Outcome:
+    """Of as many as there are GPUs, or two on one, with the environment that this needs."""
     found = gpus()
     if place.device == "cuda" and found.count < 2 and found.nccl < NCCL_OF_SEVERAL_RANKS:
         version = ".".join(map(str, found.nccl))
         return Outcome(MISSING, f"there is one GPU, and NCCL {version} takes one rank on each (2.30 would take more)")
     ranks = max(2, found.count)
-    more = shared_gpu() if place.device == "cuda" and found.count < ranks else {}
-    return trains_beside_others(place, ranks, over(place), **more)
+    return act(ranks, shared_gpu() if place.device == "cuda" and found.count < ranks else {})
+
+
+def nccl_several_ranks(place: Place) -> Outcome:
+    return several_ranks(place, lambda ranks, more: trains_beside_others(place, ranks, over(place), **more))
+
+
+def graph_rows_python(place: Place, several: bool) -> Outcome:
+    """A single rank has no collectives in its graph."""
+    row = "test/python/ranks/test_training_cuda_graph.py"
+    return several_ranks(place, lambda _, more: pytest(place, row, **more)) if several else pytest(place, row)
 
 
 def nccl_cpp(place: Place) -> Outcome:
@@ -352,7 +362,9 @@ STAGES: list[list[Step]] = [
             partial(rank_tests, n), True, RANKS, _TESTS) for n in range(1, RANK_SLICES + 1))],
     [Step("graph_rows_cpp", "a step in a CUDA graph, in C++", 60, graph_rows_cpp, True, RANKS, _TESTS),
      Step("graph_rows_python", "a step in a CUDA graph, in Python", 60,
-          lambda place: pytest(place, "test/python/ranks/test_training_cuda_graph.py"), True),
+          partial(graph_rows_python, several=False), True),
+     Step("graph_rows_several", "the same with collectives over NCCL, of two ranks on one GPU", 60,
+          partial(graph_rows_python, several=True), True),
      # Those whose models follow the device, over the direct transport.
      Step("python_on_device", "rows in Python, ranks are processes that share a GPU", 150,
           lambda place: pytest(place, SHARDWISE_TEST_DEVICE=place.device), True),
