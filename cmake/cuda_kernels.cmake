@@ -5,7 +5,6 @@ if(NOT SHARDWISE_KERNELS MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "shardwise: SHARDWISE_KERNELS is '${SHARDWISE_KERNELS}'; it must be auto, on or off.")
 endif()
 if(SHARDWISE_WITH_CUDA AND NOT SHARDWISE_KERNELS STREQUAL "off")
-  find_program(CMAKE_CUDA_COMPILER nvcc HINTS /usr/local/cuda/bin)
   # A runtime of its own, that nobody else sees: which one torch brings, and where, is of no matter then.
   find_library(SHARDWISE_CUDART cudart_static HINTS "${SHARDWISE_CUDA_INCLUDE}/../lib" ${SHARDWISE_CUDA_ROOTS}
     PATH_SUFFIXES lib64 targets/x86_64-linux/lib)

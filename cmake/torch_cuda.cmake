@@ -1,8 +1,8 @@
 # Decides whether NCCL support is built (SHARDWISE_WITH_CUDA) and makes the target shardwise_torch_cuda for it.
 # It needs a CUDA build of torch, and headers of CUDA and NCCL: from torch's own pip packages, which may lack some of
-# those that they include themselves, or from a CUDA toolkit. No nvcc.
+# those that they include themselves, or from a CUDA toolkit. No nvcc, which only tells where one is.
 set(SHARDWISE_WITH_CUDA OFF)
-set(SHARDWISE_CUDA_ROOTS "/usr/local/cuda" CACHE STRING "Folders of CUDA toolkits, tried after torch's own packages")
+set(SHARDWISE_CUDA_ROOTS "/usr/local/cuda" CACHE STRING "Folders of CUDA toolkits, tried after torch's own packages, before nvcc's")
 if(NOT SHARDWISE_CUDA MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "shardwise: SHARDWISE_CUDA is '${SHARDWISE_CUDA}'; it must be auto, on or off.")
 endif()
@@ -31,8 +31,15 @@ function(_shardwise_find_cuda_headers why)
 endfunction()
 
 if(NOT SHARDWISE_CUDA STREQUAL "off")
+  find_program(CMAKE_CUDA_COMPILER nvcc HINTS ${SHARDWISE_CUDA_ROOTS} PATH_SUFFIXES bin)
+  if(CMAKE_CUDA_COMPILER)
+    file(REAL_PATH "${CMAKE_CUDA_COMPILER}" _nvcc)
+    cmake_path(GET _nvcc PARENT_PATH _nvcc)
+    cmake_path(GET _nvcc PARENT_PATH _nvcc)
+    list(APPEND SHARDWISE_CUDA_ROOTS "${_nvcc}")
+  endif()
   file(GLOB _wheel_includes "${SHARDWISE_TORCH_DIR}/../nvidia/*/include")
-  find_path(SHARDWISE_NCCL_INCLUDE nccl.h HINTS ${_wheel_includes} /usr/local/cuda/include)
+  find_path(SHARDWISE_NCCL_INCLUDE nccl.h HINTS ${_wheel_includes} ${SHARDWISE_CUDA_ROOTS} PATH_SUFFIXES include)
   find_library(SHARDWISE_TORCH_CUDA_LIBRARY torch_cuda HINTS "${SHARDWISE_TORCH_DIR}/lib" NO_DEFAULT_PATH)
   if(NOT SHARDWISE_TORCH_CUDA_LIBRARY)
     set(_lacking "torch is a build for CPUs")

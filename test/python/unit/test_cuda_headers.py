@@ -13,9 +13,12 @@ from checkout import ROOT
 PROJECT = f"""
 cmake_minimum_required(VERSION 3.22)
 project(headers LANGUAGES CXX)
+# Of this machine nothing is found.
+set(CMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH OFF)
+set(CMAKE_FIND_USE_CMAKE_SYSTEM_PATH OFF)
 set(SHARDWISE_CUDA auto CACHE STRING "")
 include("{ROOT}/cmake/torch_cuda.cmake")
-message(STATUS "with: ${{SHARDWISE_WITH_CUDA}} of ${{SHARDWISE_CUDA_INCLUDE}}")
+message(STATUS "with: ${{SHARDWISE_WITH_CUDA}} of ${{SHARDWISE_CUDA_INCLUDE}}, NCCL of ${{SHARDWISE_NCCL_INCLUDE}}")
 """
 
 
@@ -47,6 +50,18 @@ def configure(place: Path, *options: str) -> str:
 def test_headers_that_lack_others_are_passed_over(place):
     said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'nowhere'};{place / 'toolkit'}")
     assert f"with: ON of {place / 'toolkit' / 'include'}" in said
+
+
+def test_the_toolkit_of_an_nvcc_is_one_of_them(place):
+    (place / "nvidia/nccl/include/nccl.h").rename(place / "toolkit/include/nccl.h")
+    (place / "toolkit/bin").mkdir()
+    (place / "toolkit/bin/nvcc").touch(0o755)
+    # A link to it is on the path.
+    (place / "bin").mkdir()
+    (place / "bin/nvcc").symlink_to(place / "toolkit/bin/nvcc")
+    said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'nowhere'}", f"-DCMAKE_PROGRAM_PATH={place / 'bin'}")
+    include = place / "toolkit" / "include"
+    assert f"with: ON of {include}, NCCL of {include}" in said
 
 
 def test_without_any_that_compile_the_build_goes_on_and_says_why(place):
