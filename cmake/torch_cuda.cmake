@@ -30,6 +30,7 @@ function(_shardwise_find_cuda_headers why)
   endforeach()
 endfunction()
 
+set(_lacking "SHARDWISE_CUDA=off")
 if(NOT SHARDWISE_CUDA STREQUAL "off")
   find_program(CMAKE_CUDA_COMPILER nvcc HINTS ${SHARDWISE_CUDA_ROOTS} PATH_SUFFIXES bin)
   if(CMAKE_CUDA_COMPILER)

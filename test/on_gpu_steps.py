@@ -130,15 +130,14 @@ def build(options: Sequence[str], targets: Sequence[str], place: Place) -> Outco
 
 
 def cuda_support(_place: Place) -> Outcome:
-    """What is for GPUs is left out of a build in silence, where something is not there for it."""
-    built = (BUILD / "build.ninja").read_text()
-    lacking = []
-    if "USE_C10D_NCCL" not in built:
-        lacking.append("NCCL: torch is a CPU build, or cuda_runtime.h or nccl.h is not there")
-    if "kernels.cu.o" not in built:
-        lacking.append("our kernels: there is no nvcc; torch's own move the pieces one by one")
+    """What is for GPUs is left out of a build where something is not there for it."""
+    built, cache = (BUILD / "build.ninja").read_text(), BUILD / "CMakeCache.txt"
+    lacking = [what for what, sign in (("NCCL", "USE_C10D_NCCL"), ("our kernels", "kernels.cu.o")) if sign not in built]
     if lacking:
-        return Outcome(MISSING, "; ".join(lacking))
+        # A kit has no cache.
+        why = re.search("^SHARDWISE_WITHOUT_KERNELS:INTERNAL=(.+)", cache.read_text() if cache.exists() else "", re.M)
+        reason = why[1] if why else "the build said why"
+        return Outcome(MISSING, f"{' and '.join(lacking)} left out: {reason}; torch's own kernels move the pieces")
     return Outcome(PASSED, "NCCL and our kernels are in the library")
 
 

@@ -1,4 +1,5 @@
-"""How the build finds CUDA's headers: those of torch's own packages may include some that are not there."""
+"""How the build finds CUDA's headers: those of torch's own packages may include some that are not there; and what it
+says of its kernels where something is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ project(headers LANGUAGES CXX)
 set(CMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH OFF)
 set(CMAKE_FIND_USE_CMAKE_SYSTEM_PATH OFF)
 set(SHARDWISE_CUDA auto CACHE STRING "")
+set(SHARDWISE_KERNELS auto CACHE STRING "")
 include("{ROOT}/cmake/torch_cuda.cmake")
+include("{ROOT}/cmake/cuda_kernels.cmake")
 message(STATUS "with: ${{SHARDWISE_WITH_CUDA}} of ${{SHARDWISE_CUDA_INCLUDE}}, NCCL of ${{SHARDWISE_NCCL_INCLUDE}}")
 """
 
@@ -72,3 +75,15 @@ def test_without_any_that_compile_the_build_goes_on_and_says_why(place):
     said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'nowhere'}", "-DSHARDWISE_CUDA=on")
     assert "SHARDWISE_CUDA=on, but" in said
     assert "nvidia-cuda-crt" in said
+
+
+def test_without_kernels_the_build_and_its_cache_say_why(place):
+    for options, why in (
+        ([], "there is no nvcc"),
+        ([f"-DCMAKE_CUDA_COMPILER={place}/nvcc"], f"there is no libcudart_static.a for {place}/nvcc"),
+    ):
+        said = configure(place, f"-DSHARDWISE_CUDA_ROOTS={place / 'toolkit'}", *options)
+        assert f"it is built without its CUDA kernels: {why}." in said
+        assert f"SHARDWISE_WITHOUT_KERNELS:INTERNAL={why}\n" in (place / "build/CMakeCache.txt").read_text()
+    said = configure(place, "-DSHARDWISE_CUDA=off", "-DSHARDWISE_KERNELS=on")
+    assert "SHARDWISE_KERNELS=on, but there is no NCCL support: SHARDWISE_CUDA=off." in said

@@ -115,3 +115,14 @@ def test_what_was_not_reached_has_failed(program, tmp_path):
     program.write_text("#!/bin/sh\nexit 3\n")
     found = steps.run_tests("rank", program, ["A.one"], tmp_path / "log", time.monotonic() + 60, {})
     assert found[0].message == "it ended with status 3 before a test began"
+
+
+def test_what_the_build_left_out_is_told_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "BUILD", tmp_path)
+    (tmp_path / "build.ninja").write_text("USE_C10D_NCCL")
+    place = steps.Place("build_has_cuda", "cuda", tmp_path)
+    assert "our kernels left out: the build said why" in steps.cuda_support(place).said
+    (tmp_path / "CMakeCache.txt").write_text("A:INTERNAL=b\nSHARDWISE_WITHOUT_KERNELS:INTERNAL=there is no nvcc\n")
+    assert "our kernels left out: there is no nvcc" in steps.cuda_support(place).said
+    (tmp_path / "build.ninja").write_text("USE_C10D_NCCL kernels.cu.o")
+    assert steps.cuda_support(place).result == PASSED
