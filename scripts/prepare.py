@@ -206,30 +206,31 @@ def compiler() -> list[str]:
     return found
 
 
-def require_library_headers(own: bool) -> None:
+def lacking_library_headers(own: bool) -> str:
     """Installs the headers that the library needs, if that is possible here; the build may still fetch them.
 
     For a Python that was given with its torch nothing is fetched: there may be no network.
     """
-    missing = [] if os.environ.get("SHARDWISE_DEPS") else missing_headers(list(LIBRARY_HEADERS))
+    folder = os.environ.get("SHARDWISE_DEPS", "")
+    missing = missing_headers([header for header in LIBRARY_HEADERS if not (folder and Path(folder, header).exists())])
     packages = [LIBRARY_HEADERS[header] for header in missing]
     if packages and not own:
-        fail(
-            f"the build needs {' and '.join(missing)}, which this machine lacks. Install the packages "
-            f"{' '.join(packages)}, or name a folder that has these headers: SHARDWISE_DEPS=..."
+        where = f"neither this machine nor {folder} has" if folder else "this machine lacks"
+        return (
+            f"the build needs {' and '.join(missing)}, which {where}. Install the packages {' '.join(packages)}, or "
+            "name a folder that has these headers: SHARDWISE_DEPS=..."
         )
     if packages and not install_debian(packages):
         say(f"the packages {' '.join(packages)} are missing; the build fetches what it needs of them")
+    return ""
 
 
-def require_test_libraries(own: bool) -> None:
-    """Requires Catch2, GoogleTest and valgrind (to count instructions). SHARDWISE_TEST_DEPS may have the first two."""
-    if not missing_test_headers():
-        return
+def lacking_test_libraries(own: bool) -> str:
+    """Catch2, GoogleTest and valgrind (to count instructions). SHARDWISE_TEST_DEPS may have the first two."""
     packages = [HEADERS[header] for header in missing_test_headers()]
-    if own and install_debian(packages) and not missing_test_headers():
-        return
-    fail(
+    if not packages or (own and install_debian(packages) and not missing_test_headers()):
+        return ""
+    return (
         f"the tests need {' and '.join(missing_test_headers())}, which this machine lacks. Install the packages "
         f"{' '.join(packages)} (Catch2 of version 2); or name a folder with googletest/ and catch2/catch.hpp, in the "
         "place of those two: SHARDWISE_TEST_DEPS=..."
@@ -249,9 +250,10 @@ def missing_headers(wanted: list[str]) -> list[str]:
     return [header for header in wanted if f"found {header}" not in shown.stdout]
 
 
-def require_doxygen(own: bool) -> None:
-    if shutil.which("doxygen") is None and not (own and install_debian(["doxygen"])):
-        fail("doxygen is missing, which makes the C++ reference. Install it (Debian, Ubuntu: apt-get install doxygen).")
+def lacking_doxygen(own: bool) -> str:
+    if shutil.which("doxygen") or (own and install_debian(["doxygen"])):
+        return ""
+    return "doxygen is missing, which makes the C++ reference. Install it (Debian, Ubuntu: apt-get install doxygen)."
 
 
 def write_tools(**tools: str) -> None:
@@ -277,14 +279,19 @@ def main(level: str) -> None:
     missing += missing_modules(python, MODULES[level])
     if level == "lint":
         missing += missing_programs(python, read_requirements("requirements-lint"))
+    lacking = []
     if missing:
-        fail(f"{python} has torch {found_torch()} and is used as it is, but {', '.join(missing)} are missing here: "
-             "install them, or name a Python without torch to get a .venv with everything: PYTHON=...")  # fmt: skip
-    require_library_headers(own)
+        lacking.append(
+            f"{python} has torch {found_torch()} and is used as it is, but {', '.join(missing)} are missing here: "
+            "install them, or name a Python without torch to get a .venv with everything: PYTHON=..."
+        )
+    lacking.append(lacking_library_headers(own))
     if level == "test":
-        require_test_libraries(own)
+        lacking.append(lacking_test_libraries(own))
     if level == "docs":
-        require_doxygen(own)
+        lacking.append(lacking_doxygen(own))
+    if any(lacking):
+        fail("\nshardwise: ".join(filter(None, lacking)))
     write_tools(PYTHON=python, CMAKE=tools["cmake"], NINJA=tools["ninja"])
 
 

@@ -155,13 +155,31 @@ def test_where_no_python_does_one_line_says_so(place, words, given, said):
 
 
 def test_for_a_python_with_a_torch_of_its_own_nothing_is_fetched(monkeypatch):
-    monkeypatch.delenv("SHARDWISE_DEPS", raising=False)
+    for name in ("SHARDWISE_DEPS", "SHARDWISE_TEST_DEPS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(prepare, "choose_interpreter", lambda: ("python", False))
+    monkeypatch.setattr(prepare, "require_program", lambda python, own, name, oldest: "")
+    monkeypatch.setattr(prepare, "missing_modules", lambda python, wanted: ["pytest>=7.0"])
     monkeypatch.setattr(prepare, "missing_headers", lambda wanted: wanted)
     monkeypatch.setattr(prepare, "install_debian", lambda packages: pytest.fail(f"{packages} were fetched"))
-    with pytest.raises(SystemExit, match=r"xxhash\.h.*name a folder that has these headers: SHARDWISE_DEPS"):
-        prepare.require_library_headers(own=False)
-    with pytest.raises(SystemExit, match=r"gtest/gtest\.h.*SHARDWISE_TEST_DEPS"):
-        prepare.require_test_libraries(own=False)
+    with pytest.raises(SystemExit) as ended:
+        prepare.main("test")
+    # All that is missing is told at once.
+    programs, headers, tests = str(ended.value).splitlines()
+    assert "cmake, ninja, pytest>=7.0 are missing here" in programs
+    assert re.search(r"xxhash\.h.*name a folder that has these headers: SHARDWISE_DEPS", headers)
+    assert re.search(r"gtest/gtest\.h.*SHARDWISE_TEST_DEPS", tests)
+
+
+def test_a_folder_of_headers_that_lacks_one_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARDWISE_DEPS", str(tmp_path))
+    monkeypatch.setattr(prepare, "missing_headers", lambda wanted: wanted)
+    (tmp_path / "xxhash.h").touch()
+    said = prepare.lacking_library_headers(own=False)
+    assert f"the build needs nlohmann/json.hpp, which neither this machine nor {tmp_path} has" in said
+    (tmp_path / "nlohmann").mkdir()
+    (tmp_path / "nlohmann/json.hpp").touch()
+    assert prepare.lacking_library_headers(own=False) == ""
 
 
 def test_packages_are_installed_when_the_pins_change_and_after_a_failure(place, monkeypatch):
