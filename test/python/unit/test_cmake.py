@@ -1,5 +1,5 @@
-"""How the build finds CUDA's headers: those of torch's own packages may include some that are not there; and what it
-says of its kernels where something is missing."""
+"""What the files of CMake decide: where CUDA's headers are (those of torch's own packages may include some that are not
+there), what is said where something is missing, and whether warnings are errors."""
 
 from __future__ import annotations
 
@@ -87,3 +87,23 @@ def test_without_kernels_the_build_and_its_cache_say_why(place):
         assert f"SHARDWISE_WITHOUT_KERNELS:INTERNAL={why}\n" in (place / "build/CMakeCache.txt").read_text()
     said = configure(place, "-DSHARDWISE_CUDA=off", "-DSHARDWISE_KERNELS=on")
     assert "SHARDWISE_KERNELS=on, but there is no NCCL support: SHARDWISE_CUDA=off." in said
+
+
+WARNINGS = f"""
+cmake_minimum_required(VERSION 3.22)
+project(warnings LANGUAGES CXX)
+include("{ROOT}/cmake/compile_options.cmake")
+add_library(code OBJECT none.cpp)
+shardwise_compile_options(code)
+get_target_property(options code COMPILE_OPTIONS)
+message(FATAL_ERROR "with: ${{options}}")
+"""
+
+
+@pytest.mark.parametrize("asked", ["", "1"])
+def test_warnings_are_errors_where_the_environment_says_so_alone(place, monkeypatch, asked):
+    monkeypatch.setenv("SHARDWISE_WERROR", asked)
+    (place / "project/CMakeLists.txt").write_text(WARNINGS)
+    options = configure(place).partition("with: ")[2].split(";")
+    assert "-Wall" in options
+    assert ("-Werror" in options) == bool(asked)
