@@ -71,13 +71,14 @@ FULL = (
 )
 
 
-#: Prints how many GPUs torch finds, and the version of the NCCL that is loaded: torch.cuda.nccl.version() is that which
-#: torch was built with.
+#: Prints how many GPUs torch finds, and the version of the NCCL that is loaded, if there is one:
+#: torch.cuda.nccl.version() is that which torch was built with.
 _FIND = """
-import ctypes, torch
-count, found = torch.cuda.device_count(), ctypes.c_int()
-if count: ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found))
-print(count, *((found.value // 10000, found.value // 100 % 100, found.value % 100) if count else ()))
+import contextlib, ctypes, torch
+found = ctypes.c_int()
+with contextlib.suppress(OSError): ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(found))
+nccl = found.value // 10000, found.value // 100 % 100, found.value % 100
+print(torch.cuda.device_count(), *(nccl if found else ()))
 """
 
 

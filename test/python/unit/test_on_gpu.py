@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import time
+from pathlib import Path
 
 import on_gpu
 import on_gpu_steps as steps
 import pytest
+import torch
 from reports import FAILED, PASSED, SKIPPED, Result
 
 
@@ -126,3 +130,25 @@ def test_what_the_build_left_out_is_told_with_its_reason(tmp_path, monkeypatch):
     assert "our kernels left out: there is no nvcc" in steps.cuda_support(place).said
     (tmp_path / "build.ninja").write_text("USE_C10D_NCCL kernels.cu.o")
     assert steps.cuda_support(place).result == PASSED
+
+
+#: Stands before torch's own NCCL, which has all the rest.
+OTHER_NCCL = """
+#include <dlfcn.h>
+__attribute__((constructor)) void start(void) { dlopen(TORCHS, RTLD_NOW | RTLD_GLOBAL); }
+int ncclGetVersion(int* version) { *version = 91234; return 0; }
+"""
+
+
+@pytest.fixture
+def other_nccl(tmp_path):
+    (tmp_path / "nccl.c").write_text(OTHER_NCCL)
+    library = tmp_path / "libnccl.so.2"
+    torchs = Path(torch.__file__).parents[1] / "nvidia/nccl/lib/libnccl.so.2"
+    words = [f'-DTORCHS="{torchs}"', f"-Wl,-soname,{library.name}", "-shared", "-fPIC"]
+    subprocess.run(["c++", "-x", "c", *words, tmp_path / "nccl.c", "-o", library], check=True)
+    return library
+
+
+def test_the_version_of_nccl_is_that_of_the_one_that_is_loaded(other_nccl):
+    assert steps.Gpus.found({**os.environ, "LD_PRELOAD": str(other_nccl)}).nccl == (9, 12, 34)
