@@ -12,6 +12,7 @@ using shardwise::layout::flat;
 using shardwise::layout::rows;
 using shardwise::layout::Shards;
 using shardwise::layout::some_of;
+using shardwise::layout::with_counts;
 
 namespace {
 
@@ -114,6 +115,26 @@ TEST_CASE("layout flat: parts in a row are the parameters in a row") {
       begin += (c10::multiply_integers(shapes[i]) + alignment - 1) / alignment * alignment;
     }
     REQUIRE(world * layout.part - begin < world * alignment);
+  }
+}
+
+TEST_CASE("layout: parts with counts, one after the other, are aligned") {
+  std::mt19937 random(20261129);
+  for (int round = 0; round < 1000; ++round) {
+    const auto [shapes, dims, world, none] = random_case(random);
+    for (const int64_t bytes : {1, 2, 4, 8, 16}) {
+      CAPTURE(round, world, shapes, bytes);
+      const auto alignment = shardwise::layout::alignment(bytes);
+      for (const auto& layout : {rows(shapes, dims, world, alignment), flat(shapes, world, alignment)}) {
+        for (const auto counts : {shapes.size(), shapes.size() + 31}) {
+          const auto segment = with_counts(layout, counts, alignment);
+          REQUIRE(segment * bytes % 128 == 0);
+          const auto filled = layout.part + static_cast<int64_t>(counts);
+          REQUIRE(segment >= filled);
+          REQUIRE(segment < filled + alignment);
+        }
+      }
+    }
   }
 }
 
