@@ -367,6 +367,11 @@ Mesh Mesh::from_process_groups(
     state->rank = state->rank * groups[i]->getSize() + groups[i]->getRank();
   }
   comm::check_axes(state->axes);
+  if (!device.is_cpu() && !device.has_index()) {
+    auto env = comm::Environment::read();
+    env.world_size = static_cast<int>(state->size());
+    state->device = env.device(device.type());
+  }
   state->groups = groups;
   if (const auto timeout = comm::timeout_of(*groups.back())) {
     // The caller's time limit also applies to groups made later.

@@ -36,8 +36,8 @@ enum class Transport : uint8_t { direct, gloo };
 
 /// How a mesh finds its peers. Without a store, rank and world size come from the environment.
 struct SHARDWISE_API MeshOptions {
-  /// The device of this rank. Unset: the CPU if there is no GPU, the only GPU, or cuda:LOCAL_RANK. Several ranks with
-  /// several visible GPUs and no LOCAL_RANK are a ValueError.
+  /// The device of this rank. Unset: the CPU if there is no GPU, the only GPU, or cuda:LOCAL_RANK. A device without an
+  /// index gets one in the same way. Several ranks with several visible GPUs and no LOCAL_RANK are a ValueError.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// How long to wait for the other ranks and for the store to answer while the mesh is set up.
   TORCH_ARG(std::chrono::milliseconds, connect_timeout) = std::chrono::minutes(5);
@@ -81,7 +81,7 @@ class SHARDWISE_API Mesh {
   explicit Mesh(std::vector<Axis> axes, const MeshOptions& options = {});
 
   /// A mesh over process groups that exist already, one for each axis, the slowest axis first. The caller shuts them
-  /// down.
+  /// down. A device without an index gets one as in MeshOptions.
   static Mesh from_process_groups(
       const std::vector<std::string>& names, const std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>& groups,
       at::Device device);

@@ -3,6 +3,8 @@
 #include "late_device/group.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
+#include "support/port.h"
+#include "support/variables.h"
 
 namespace shardwise::test {
 namespace {
@@ -31,6 +33,21 @@ struct Stops : torch::nn::Module {
 };
 
 } // namespace
+
+TEST(LateEngine, ADeviceWithoutAnIndexIsThatOfTheRank) {
+  const Port port;
+  const Variables changed(of_no_rank(
+      {{"RANK", "0"},
+       {"WORLD_SIZE", "1"},
+       {"LOCAL_RANK", "3"},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", std::to_string(port.number())}}));
+  const auto mesh = Mesh::from_env(MeshOptions().device(at::kPrivateUse1));
+  EXPECT_EQ(mesh.device(), late_device(3));
+  EXPECT_EQ(mesh.group("world")->getBoundDeviceId(), late_device(3));
+  const auto given = Mesh::from_process_groups({"given"}, {mesh.group("world")}, at::kPrivateUse1);
+  EXPECT_EQ(given.device(), late_device(3));
+}
 
 TEST(LateEngine, ACheckpointDrawsAgainOnTheDeviceOfItsInputs) {
   // The current device is another one, as where a program never sets it.
