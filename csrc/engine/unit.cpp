@@ -196,6 +196,7 @@ bool Unit::begin_unshard() {
     all_there = all_there && !copies.must_gather();
     under_way = under_way || copies.state() == group::Copies::State::gathering;
     all_near = all_near && copies.holds();
+    copies.use_memory(buffers());
   });
   if (all_there) return under_way;
   for (const auto& parameter : parameters_) parameter->hide_absent_gradient();

@@ -51,6 +51,10 @@ class Copies {
   void begin_unshard(
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters);
+  /// Called where the copies are used: memory that is kept from one use to the next is used further.
+  void use_memory(comm::Buffers& buffers) const {
+    if (memory_.defined()) buffers.use(memory_);
+  }
   /// Finishes the gather under way, if any. Returns whether a shard was written meanwhile, so that the gather must be
   /// repeated. If `holders` is above 1, holds this rank's share of what that many consecutive ranks hold together.
   bool finish_unshard(int64_t holders, comm::Buffers& buffers, const std::string& unit, Counters& counters);

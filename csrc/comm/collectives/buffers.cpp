@@ -36,7 +36,7 @@ at::Tensor Buffers::take(
       auto idle = remove(*choice.serves);
       idle.last_use.await(idle.memory);
       spare_.push_back(std::move(idle.last_use));
-      if (capturing && !idle.captured) captured_.push_back(idle.memory.storage().unsafeGetStorageImpl());
+      if (capturing) keep_for_captures(idle.memory);
       return view(idle.memory);
     }
     if (choice.gives_way && !idle_[*choice.gives_way].captured) forget(remove(*choice.gives_way));
@@ -46,9 +46,8 @@ at::Tensor Buffers::take(
                                        : at::zeros({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
   if (owner != nullptr || capturing) {
     const std::lock_guard lock(mutex_);
-    const auto* storage = memory.storage().unsafeGetStorageImpl();
-    if (owner != nullptr) owners_.emplace_back(storage, identity);
-    if (capturing) captured_.push_back(storage);
+    if (owner != nullptr) owners_.emplace_back(memory.storage().unsafeGetStorageImpl(), identity);
+    if (capturing) keep_for_captures(memory);
   }
   return view(memory);
 }
@@ -93,6 +92,12 @@ const void* Buffers::owner_of(const at::Tensor& buffer) const {
   return nullptr;
 }
 
+void Buffers::use(const at::Tensor& buffer) {
+  if (!comm::is_captured(buffer.device())) return;
+  const std::lock_guard lock(mutex_);
+  keep_for_captures(buffer);
+}
+
 void Buffers::give(const at::Tensor& buffer) {
   if (buffer.defined() && !transport::is_in_arena(buffer)) give(buffer, note(buffer));
 }
@@ -113,7 +118,12 @@ LastUse Buffers::note(const at::Tensor& buffer) {
 void Buffers::give(const at::Tensor& buffer, LastUse last_use) {
   if (transport::is_in_arena(buffer)) return;
   const std::lock_guard lock(mutex_);
+  if (last_use.captured()) keep_for_captures(buffer);
   idle_.push_back({buffer, std::move(last_use), owner_of(buffer), is_captured(buffer)});
+}
+
+void Buffers::keep_for_captures(const at::Tensor& buffer) {
+  if (!is_captured(buffer)) captured_.push_back(buffer.storage().unsafeGetStorageImpl());
 }
 
 bool Buffers::is_captured(const at::Tensor& buffer) const {

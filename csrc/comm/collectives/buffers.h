@@ -28,6 +28,8 @@ class SHARDWISE_API Buffers {
   /// it is memory of that process group, which nobody else gets.
   at::Tensor take(
       int64_t numel, const at::TensorOptions& options, Counters& counters, const Collectives* owner = nullptr);
+  /// A vector that was taken earlier is used further: if a graph is being captured, it stays that graph's.
+  void use(const at::Tensor& buffer);
   /// Gives back a vector; the caller lets go of it and of its views. Its last use was on the current stream.
   void give(const at::Tensor& buffer);
   /// Notes that what was issued on the current stream is the last use of a vector, which is given back later.
@@ -48,6 +50,7 @@ class SHARDWISE_API Buffers {
   template <typename Which>
   void free_those(const Which& which);
   void forget(const Idle& idle);
+  void keep_for_captures(const at::Tensor& buffer);
   bool is_captured(const at::Tensor& buffer) const;
   const void* owner_of(const at::Tensor& buffer) const;
 

@@ -22,10 +22,13 @@ class LastUse {
   void make_host_wait() const;
   /// The memory is about to go back to its allocator, which must not hand it out before the last use is over.
   void tell_allocator(const at::Tensor& memory) const;
+  /// Whether it was captured into a graph.
+  bool captured() const {
+    return captured_;
+  }
 
  private:
   std::optional<c10::Stream> stream_;
-  /// Was recorded while the stream was being captured into a graph.
   bool captured_ = false;
   std::optional<c10::Event> event_;
 };

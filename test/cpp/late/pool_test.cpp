@@ -27,18 +27,8 @@ TEST(LatePool, TheOptimizersStepIsNotThePeak) {
   });
 }
 
-namespace {
-
-/// Whether this torch's streams can tell that they are captured.
-template <typename Stream>
-constexpr bool kTells = requires(const Stream& stream) {
-  stream.is_capturing();
-};
-
-} // namespace
-
 TEST(LatePool, WhatAGraphUsesStaysItsOwn) {
-  if (!kTells<c10::Stream>) GTEST_SKIP() << "this torch's streams do not tell that they are captured";
+  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
   const c10::DeviceGuard guard(late_device());
   comm::Buffers buffers;
   Counters counters;
@@ -65,6 +55,49 @@ TEST(LatePool, WhatAGraphUsesStaysItsOwn) {
     EXPECT_EQ(place_of_one(), first) << "it is still there";
   }
   expect_no_fault();
+}
+
+TEST(LatePool, SoDoesWhatWasTakenBeforeAndGivenBackInIt) {
+  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
+  const c10::DeviceGuard guard(late_device());
+  comm::Buffers buffers;
+  Counters counters;
+  const auto take = [&] { return buffers.take(100, at::TensorOptions(late_device()).dtype(at::kFloat), counters); };
+  const auto held = take();
+  late::Device::of(late_device()).synchronize_all();
+  {
+    const late::Capturing capturing(0);
+    buffers.give(held);
+  }
+  EXPECT_NE(take().const_data_ptr(), held.const_data_ptr()) << "a replay would write there";
+}
+
+TEST(LatePool, SoDoFullCopiesThatAreKept) {
+  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
+  run_ranks(2, [](Rank& rank) {
+    for (const bool stale : {false, true}) {
+      const torch::NoGradGuard no_grad;
+      torch::nn::Linear first(8, 8), second(8, 8);
+      torch::nn::Sequential model(first, second);
+      const auto options = sharded_on(rank).reshard_after_forward(false);
+      auto kept = fully_shard(first, options);
+      auto next = fully_shard(second, options);
+      fully_shard(model, options);
+      const auto x = torch::ones({4, 8}, rank.device());
+      call(first, x);
+      const auto* place = first->weight.const_data_ptr();
+      if (stale) first->parameters().front().mul_(2);
+      late::Device::of(rank.rank()).synchronize_all();
+      {
+        const late::Capturing capturing(rank.rank());
+        call(first, x);
+        EXPECT_EQ(first->weight.const_data_ptr(), place);
+      }
+      kept.reshard();
+      next.unshard();
+      EXPECT_NE(second->weight.const_data_ptr(), place) << "a replay would read or write there";
+    }
+  });
 }
 
 } // namespace shardwise::test
