@@ -12,10 +12,11 @@
 
 namespace shardwise::transport {
 
-/// Takes collectives of a device's tensors through pinned memory of the host. The copies run on two streams of its own,
-/// one in each direction, and the worker's thread waits for them. No stream waits for the host: a driver may make the
-/// program's thread wait until all streams are done, as CUDA's does when it loads a kernel, and meanwhile no other
-/// thread can use the device.
+/// Takes collectives of a device's tensors through pinned memory of the host. The copies run on two streams, one in
+/// each direction, and the worker's thread waits for them. On CUDA torch's pool lends these, perhaps to others too, or
+/// one for both: copies then run after one another or after what others issue, and nothing worse happens, since no
+/// stream waits for the host. A driver may make the program's thread wait until all streams are done, as CUDA's does
+/// when it loads a kernel, and meanwhile no other thread can use the device.
 class Staging {
  public:
   using Tensors = std::vector<at::Tensor>;
