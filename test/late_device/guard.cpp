@@ -6,6 +6,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/StringUtil.h>
 
 namespace late {
 namespace {
@@ -66,17 +67,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void record(
       void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) *event = new Recorded;
-    *static_cast<Recorded*>(*event) = {stream.device_index(), of(stream).record(stream.id())};
+    const auto device = stream.device_index();
+    *static_cast<Recorded*>(*event) = {device, Capturing::is_on(device), of(stream).record(stream.id())};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) of(stream).wait(stream.id(), as_recorded(event).event);
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr || Device::of(as_recorded(event).device).query(as_recorded(event).event);
+    return event == nullptr || asked_by_host(event).query(as_recorded(event).event);
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr)
-      Device::of(as_recorded(event).device).synchronize(as_recorded(event).event, "wait for an event");
+    if (event != nullptr) asked_by_host(event).synchronize(as_recorded(event).event, "wait for an event");
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Recorded*>(event);
@@ -90,8 +91,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
  private:
   struct Recorded {
     int device = 0;
+    bool captured = false;
     Device::Event event = {};
   };
+  /// The device of an event that the host asks or waits for. CUDA refuses one of a graph; and a thread whose current
+  /// device is another one takes memory there for nothing.
+  static Device& asked_by_host(void* event) {
+    const auto& recorded = as_recorded(event);
+    if (recorded.captured) report("the host asked for an event that was recorded while a graph was captured.");
+    if (recorded.device != current_device()) {
+      report(c10::str(
+          "the host asked for an event of device ", recorded.device, " while device ", current_device(),
+          " was the current one."));
+    }
+    return Device::of(recorded.device);
+  }
   static const Recorded& as_recorded(void* event) {
     return *static_cast<Recorded*>(event);
   }

@@ -117,6 +117,25 @@ TEST(LateOffload, BackwardsThatTheProgramEnds) {
   });
 }
 
+// Of what was captured nothing has run that the host could wait for.
+TEST(LateOffload, AShardMayBeWrittenAfterACapture) {
+  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
+  run_ranks(2, [](Rank& rank) {
+    const torch::NoGradGuard no_grad;
+    Stack model;
+    shard_stack(model, sharded_on(rank).cpu_offload(pinned(true)));
+    const auto batch = tokens(0, 0);
+    for (int step = 0; step < 3; ++step) call(model, batch);
+    late::Device::of(rank.rank()).synchronize_all();
+    {
+      const late::Capturing capturing(rank.rank());
+      call(model, batch);
+    }
+    late::Device::of(rank.rank()).synchronize_all();
+    for (auto& parameter : model->parameters()) parameter.mul_(2);
+  });
+}
+
 TEST(LateOffload, AShardMayBeWrittenRightAfterAForward) {
   run_ranks(2, [](Rank& rank) {
     for (const bool loads : {false, true}) {

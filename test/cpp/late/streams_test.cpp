@@ -71,6 +71,23 @@ TEST_F(LateStreams, WhatIsCapturedMayNotWait) {
   EXPECT_THROW(at::empty({1 << 20}, x.options()), c10::Error);
 }
 
+TEST_F(LateStreams, AnEventOfAGraphIsNotForTheHost) {
+  c10::Event event(at::kPrivateUse1);
+  {
+    const late::Capturing capturing(0);
+    event.record(here());
+  }
+  event.query();
+  expect_fault({"recorded while a graph was captured"});
+}
+
+TEST_F(LateStreams, AHostThatWaitsOnAnotherDeviceIsFound) {
+  c10::Event event(at::kPrivateUse1);
+  event.record(here(3));
+  event.synchronize();
+  expect_fault({"event of device 3 while device 0 was the current one"});
+}
+
 TEST_F(LateMemory, GivenBackWhileAnotherStreamReadsItIsFound) {
   const auto other = new_stream();
   auto x = numbers();
