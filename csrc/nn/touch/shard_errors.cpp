@@ -77,6 +77,13 @@ bool writes_in_place(const std::string& name) {
 } // namespace
 
 void refuse_write_to_full(const engine::Unit& unit, const Touch& touch) {
+  if (touch.operation.operator_name().name == "aten::record_stream") {
+    throw Error(c10::str(
+        "shardwise: rank ", unit.mesh().rank(), ": record_stream() was called on the full copy of '",
+        name_of(unit.parameter_at(touch.tensor)),
+        "', whose memory does not go back to torch's allocator but to the next unit. Instead make the current stream "
+        "wait, by an event, for what the other stream does with it, before the unit ends."));
+  }
   throw Error(c10::str(
       "shardwise: rank ", unit.mesh().rank(), ": ", touch.operation.operator_name(),
       " was about to write to the full copy of '", name_of(unit.parameter_at(touch.tensor)),

@@ -3,6 +3,7 @@
 #include "late_device/group.h"
 #include "late_test.h"
 #include "ranks/hybrid_models.h"
+#include "support/expect.h"
 #include "support/port.h"
 #include "support/variables.h"
 
@@ -71,6 +72,19 @@ TEST(LateEngine, APinnedBatchMayBeUsedAgainRightAfterTheForward) {
       const auto out = call(ours, batch);
       batch.fill_(-1);
       assert_close(out.detach(), expected.detach(), "step");
+    }
+  });
+}
+
+TEST(LateEngine, RecordStreamOfAFullParameterIsRefused) {
+  run_ranks(1, [](Rank& rank) {
+    torch::nn::Linear model(8, 8);
+    auto unit = fully_shard(model, sharded_on(rank));
+    unit.unshard();
+    const auto side = new_stream();
+    for (const auto& tensor : {model->weight, model->weight.detach()}) {
+      expect_error<Error>(
+          [&] { tensor.record_stream(side); }, {"full copy of 'weight'", "make the current stream wait"});
     }
   });
 }
