@@ -192,6 +192,7 @@ at::Tensor GradientSums::as_published(const group::Parameter& parameter, const a
   const auto stored = parameter.stored();
   const auto dtype = parameter.grad_dtype.value_or(stored.scalar_type());
   if (stored.device() == mean.device()) return mean.to(dtype);
+  if (stored.is_cpu()) group::Gradients::check_offload(parameter, mean.device());
   const bool pin = unit_.pins() && stored.is_cpu();
   const auto moved = at::empty_like(mean, stored.options().dtype(dtype).requires_grad(false).pinned_memory(pin));
   comm::LastUse use;

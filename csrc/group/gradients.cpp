@@ -374,8 +374,16 @@ void Gradients::begin_copies(bool is_final, comm::HostCopies& to_host) {
   }
 }
 
+void Gradients::check_offload(const Parameter& parameter, at::Device device) {
+  const auto what = [&] {
+    return c10::str("take the gradient of '", parameter.name(), "' to its memory (cpu_offload)");
+  };
+  comm::need_no_capture(device, what, "Leave the backward out of the graph, or shard without cpu_offload.");
+}
+
 // The whole vector in one copy, with the counts.
 void Gradients::copy_to_host(comm::HostCopies& to_host) {
+  check_offload(*parameters_.front(), device());
   copying_ = true;
   to_host.begin(sum_.vector(), result_, !pin_, [&] {
     if (after_ != 1) sum_.vector().narrow(0, 0, layout_.part).mul_(std::exchange(after_, 1));
@@ -384,6 +392,16 @@ void Gradients::copy_to_host(comm::HostCopies& to_host) {
 }
 
 void Gradients::copy_counts(bool pinned, comm::HostCopies& to_host) {
+  const auto what = [&] {
+    const auto unused = std::find(used_here_.begin(), used_here_.end(), false) - used_here_.begin();
+    return c10::str(
+        "learn whether other ranks used the parameter '", parameters_[unused]->name(),
+        "', which got no gradient on this rank");
+  };
+  comm::need_no_capture(
+      device(), what,
+      "Use every parameter on every rank, freeze those that are not used, call "
+      "set_reduce_scatter_unused_params(true), or leave the backward out of the graph.");
   copying_ = true;
   const auto n = static_cast<int64_t>(parameters_.size());
   host_counts_ = at::empty({n}, base::on_host(at::kFloat).pinned_memory(pinned));

@@ -60,6 +60,8 @@ class Gradients {
     comm::SideStream copies;
     comm::HostCopies to_host;
   };
+  /// Called before gradients go to the host's memory: raises Error if a graph is being captured.
+  static void check_offload(const Parameter& parameter, at::Device device);
   /// Between two sums: gives back the memory of results that the program no longer holds.
   void rest();
   /// Copies the large gradients that wait into the bucket, if this sum is the next one or the bucket is the result,

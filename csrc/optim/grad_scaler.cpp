@@ -1,5 +1,6 @@
 #include "base/compute_guard.h"
 #include "base/on_host.h"
+#include "comm/streams/last_use.h"
 #include "nn/state/gradient_norm.h"
 #include "nn/wrap/split_axes.h"
 #include "nn/wrap/unit_meshes.h"
@@ -129,6 +130,9 @@ void check(const GradScalerOptions& options) {
 /// Waits for the device.
 bool is_set(const at::Tensor& number) {
   const base::ComputeGuard guard;
+  const auto what = [] { return std::string("learn whether GradScaler found gradients that are not finite"); };
+  comm::need_no_capture(
+      number.device(), what, "Use an optimizer of shardwise (AdamW, SGD), or leave the optimizer out of the graph.");
   return number.item<float>() != 0;
 }
 

@@ -2,7 +2,10 @@
 
 #include "kernels/cuda_library.h"
 
+#include <shardwise/error.h>
+
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/StringUtil.h>
 
 namespace shardwise::comm {
 namespace {
@@ -19,6 +22,13 @@ c10::Stream current_stream(c10::Device device) {
 
 bool is_captured(c10::Device device) {
   return has_streams(device) && kernels::is_capturing(current_stream(device));
+}
+
+void need_no_capture(c10::Device device, c10::function_ref<std::string()> what, const char* remedy) {
+  if (!is_captured(device)) return;
+  throw Error(c10::str(
+      "shardwise: a graph is being captured, but the host must wait for the device, to ", what(),
+      ". A graph has no part of the host's. ", remedy));
 }
 
 // An event belongs to one device.

@@ -3,13 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <c10/util/FunctionRef.h>
 
 #include <optional>
+#include <string>
 
 namespace shardwise::comm {
 
 /// Whether what is issued on the device's current stream is captured into a graph.
 bool is_captured(c10::Device device);
+/// Called before the host waits for what is issued on that stream: raises Error if it is captured. `what` says for what
+/// the host waits, and `remedy` what to do.
+void need_no_capture(c10::Device device, c10::function_ref<std::string()> what, const char* remedy);
 
 /// Where on its device a piece of memory was used last: a stream, and a point on it. On a CPU it does nothing.
 class LastUse {

@@ -1,6 +1,7 @@
 // How often the host waits for the device in a step.
 #include "ranks/hybrid_models.h"
 #include "steps.h"
+#include "support/expect.h"
 #include "support/recorded_calls.h"
 
 namespace shardwise::test {
@@ -20,6 +21,47 @@ TEST(LateEngine, ASteadyStepMayBeCaptured) {
     Stack model;
     replicate(model, ReplicateOptions().mesh(rank.mesh()));
     EXPECT_EQ(waits_of_training(rank, model, /*captured=*/true), 0);
+  });
+}
+
+// A replay would go on with what the host saw during the capture.
+TEST(LateEngine, ACaptureInWhichTheHostMustWaitIsRefused) {
+  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
+  run_ranks(2, [](Rank& rank) {
+    const auto batch = tokens(0, rank.rank());
+    const auto x = torch::ones({2, 6}, rank.device());
+    const auto is_refused = [&](const std::function<void()>& act, const std::vector<std::string>& words) {
+      for (int step = 0; step < 3; ++step) act();
+      late::Device::of(rank.rank()).synchronize_all();
+      {
+        const late::Capturing capturing(rank.rank());
+        expect_error<Error>(act, words);
+      }
+      // This device runs what is captured.
+      late::Device::of(rank.rank()).synchronize_all();
+    };
+    for (const bool pin : {true, false}) {
+      Stack model;
+      shard_stack(model, sharded_on(rank).cpu_offload(CpuOffload().pin_memory(pin)));
+      is_refused(
+          [&] { call(model, batch).sum().backward(); },
+          {"a graph is being captured", "take the gradient of '", "cpu_offload"});
+    }
+    Stack model;
+    shard_stack(model, sharded_on(rank));
+    is_refused(
+        [&] { model->block(0)->norm->forward(x).sum().backward(); },
+        {"a graph is being captured", "whether other ranks used the parameter 'blocks.0.up.weight'",
+         "set_reduce_scatter_unused_params(true)"});
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.02));
+    GradScaler scaler;
+    scaler.scale(call(model, batch).sum()).backward();
+    is_refused(
+        [&] {
+          scaler.step(optimizer);
+          scaler.update();
+        },
+        {"a graph is being captured", "GradScaler", "leave the optimizer out"});
   });
 }
 
