@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_kit
-from on_gpu_steps import BUILD, MISSING, STAGES, Outcome, Place, Step
+from on_gpu_steps import BUILD, MISSING, STAGES, Outcome, Place, Step, gpus, shared_gpu
 from programs import ROOT, last_lines
 from reports import FAILED, PASSED
 
@@ -66,12 +66,22 @@ class Done:
         return self.result == PASSED and all(self.facts.get(name) == facts.get(name) for name in COUNTS_FOR)
 
 
+def nccl_versions() -> str:
+    """Of torch's NCCL, and of one that takes its place where ranks share a GPU."""
+
+    def version(found: Gpus) -> str:
+        return ".".join(map(str, found.nccl)) or "none"
+
+    if "LD_PRELOAD" not in shared_gpu():
+        return version(gpus())
+    return f"{version(Gpus.found())} ({version(gpus())} where ranks share a GPU)"
+
+
 def facts_of(device: str) -> dict[str, str]:
     query = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     gpu, _, driver = machine.first_line(*query).partition(", ")
     cuda = machine.first_line(sys.executable, "-c", "import torch; print(torch.version.cuda)")
-    nccl = ".".join(map(str, Gpus.found().nccl))
-    of_gpu = {"GPU": gpu, "driver": driver or "none", "CUDA of torch": cuda, "NCCL": nccl or "none"}
+    of_gpu = {"GPU": gpu, "driver": driver or "none", "CUDA of torch": cuda, "NCCL": nccl_versions()}
     return {
         **machine.facts(),
         **of_gpu,

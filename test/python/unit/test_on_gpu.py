@@ -152,3 +152,15 @@ def other_nccl(tmp_path):
 
 def test_the_version_of_nccl_is_that_of_the_one_that_is_loaded(other_nccl):
     assert steps.Gpus.found({**os.environ, "LD_PRELOAD": str(other_nccl)}).nccl == (9, 12, 34)
+
+
+def test_an_nccl_of_the_kit_is_named_beside_that_of_torch(monkeypatch, tmp_path):
+    def found(environment=()):
+        return steps.Gpus(1, (2, 30, 7) if "LD_PRELOAD" in environment else (2, 28, 9))
+
+    monkeypatch.setattr(steps.Gpus, "found", found)
+    for nccl, said in ((tmp_path, "2.28.9 (2.30.7 where ranks share a GPU)"), (tmp_path / "none", "2.28.9")):
+        steps.gpus.cache_clear()
+        monkeypatch.setattr(steps, "NCCL", nccl)
+        assert on_gpu.nccl_versions() == said
+    steps.gpus.cache_clear()
