@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -116,8 +117,14 @@ def _back_ends() -> dict[str, str]:
             return "not in torch"
         from shardwise import _build_info
 
-        version = ".".join(str(number) for number in torch.cuda.nccl.version())
-        return f"{version} in torch; shardwise was built {'with' if _build_info.WITH_NCCL else 'without'} it"
+        shardwise = f"shardwise was built {'with' if _build_info.WITH_NCCL else 'without'} it"
+        loaded = ctypes.c_int()
+        try:
+            ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(loaded))
+        except OSError:
+            version = ".".join(map(str, torch.cuda.nccl.version()))
+            return f"{version}, with which torch was built; {shardwise}"
+        return f"{loaded.value // 10000}.{loaded.value // 100 % 100}.{loaded.value % 100}; {shardwise}"
 
     return {"Gloo": _ask(gloo), "NCCL": _ask(nccl), "gathers and sums": _transport()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,20 @@ def test_the_variable_that_installs_is_tried(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     other = f"{tmp_path / '_shardwise_install.py'} is read, which belongs to another shardwise"
     assert other in (_abilities._install_variable().reason or "")
+
+
+def test_the_nccl_that_is_loaded_is_named(monkeypatch):
+    def load(name):
+        return SimpleNamespace(ncclGetVersion=lambda found: setattr(found._obj, "value", 91234))
+
+    def cannot(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    for loading, said in ((load, "9.12.34; shardwise was"), (cannot, "2.28.9, with which torch was built; shardwise")):
+        monkeypatch.setattr(_doctor.ctypes, "CDLL", loading)
+        assert _doctor._back_ends()["NCCL"].startswith(said)
 
 
 def test_gpus_beyond_those_there_are_explained(monkeypatch):
