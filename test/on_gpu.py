@@ -13,6 +13,7 @@ of a build. --seconds: all steps together take no longer. With --device late tes
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import subprocess
@@ -35,8 +36,9 @@ from gpu import Gpus
 
 #: A result counts as long as these are the same.
 COUNTS_FOR = ("commit", "torch", "GPU")
-#: Of the end of a log that logs.tar.gz has.
-LOG_BYTES = 300_000
+#: What logs.tar.gz has: of a log's end, of all logs, of all others. It stays below 16 MiB, whatever packs how small.
+SAVED = (".log", ".json", ".md", ".svg", ".xml")
+LOG_BYTES, LOGS_BYTES, OTHERS_BYTES = 300_000, 12_000_000, 4_000_000
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,22 @@ def chosen(names: Sequence[str], stages: Sequence[Sequence[Step]]) -> list[list[
 
 
 def save_logs(folder: Path) -> None:
-    """All logs in one file; of a long one its end."""
+    """All logs in one file, of long ones their ends; and other files whole, the small ones first."""
+    files = [path for path in folder.rglob("*") if path.suffix in SAVED and path.is_file()]
+    end = min(LOG_BYTES, LOGS_BYTES // max(sum(path.suffix == ".log" for path in files), 1))
+    room = OTHERS_BYTES
     with tarfile.open(folder / "logs.tar.gz", "w:gz") as archive:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in (".log", ".json", ".md", ".svg") and path.is_file():
-                kept = path.with_name(f"{path.name}.end")
-                kept.write_bytes(path.read_bytes()[-LOG_BYTES:])
-                archive.add(kept, str(path.relative_to(folder)))
-                kept.unlink()
+        for path in sorted(files, key=lambda path: path.stat().st_size):
+            content = path.read_bytes()
+            if path.suffix == ".log":
+                content = content[-end:]
+            elif len(content) > room:
+                continue
+            else:
+                room -= len(content)
+            entry = archive.gettarinfo(path, str(path.relative_to(folder)))
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
 
 
 def table(found: Mapping[str, Done | None]) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import random
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 
@@ -164,3 +167,23 @@ def test_an_nccl_of_the_kit_is_named_beside_that_of_torch(monkeypatch, tmp_path)
         monkeypatch.setattr(steps, "NCCL", nccl)
         assert on_gpu.nccl_versions() == said
     steps.gpus.cache_clear()
+
+
+def test_logs_are_saved_with_their_ends_and_pictures_whole(tmp_path):
+    log = base64.b64encode(random.Random(1).randbytes(300_000)).decode()
+    for number in range(80):
+        (tmp_path / f"{number}.log").write_text(f"{log[number:]} end of {number}")
+    (tmp_path / "a").mkdir()
+    picture = f"<svg>{log}</svg>"
+    (tmp_path / "a" / "step.svg").write_text(picture)
+    (tmp_path / "trace.json").write_text(12 * log)
+    for number in range(16):
+        (tmp_path / f"{number}.md").write_text(2 * log)
+    (tmp_path / "rows.xml").write_text("<testsuites/>")
+    on_gpu.save_logs(tmp_path)
+    assert (tmp_path / "logs.tar.gz").stat().st_size < 16 * 2**20
+    with tarfile.open(tmp_path / "logs.tar.gz") as archive:
+        saved = {name: archive.extractfile(name).read().decode() for name in archive.getnames()}
+    assert saved["79.log"].endswith(" end of 79")
+    assert saved["a/step.svg"] == picture
+    assert "rows.xml" in saved and "trace.json" not in saved
