@@ -187,3 +187,17 @@ def test_logs_are_saved_with_their_ends_and_pictures_whole(tmp_path):
     assert saved["79.log"].endswith(" end of 79")
     assert saved["a/step.svg"] == picture
     assert "rows.xml" in saved and "trace.json" not in saved
+
+
+@pytest.mark.parametrize(
+    ("device", "slowest", "result"), [("cuda", 0.79, FAILED), ("cuda", 0.8, PASSED), ("late", 0.1, PASSED)]
+)
+def test_kernels_that_are_slow_on_a_gpu_have_failed(tmp_path, monkeypatch, device, slowest, result):
+    monkeypatch.setattr(steps, "BENCHMARKS", tmp_path)
+    (tmp_path / "moves").write_text(
+        f"#!/bin/sh\necho '9 us 9 GB/s  1.00 of a copy'; echo '9 us 9 GB/s  {slowest} of a copy'\n"
+    )
+    (tmp_path / "moves").chmod(0o755)
+    outcome = steps.moves(steps.Place("moves", device, tmp_path))
+    assert outcome.result == result
+    assert f"{slowest} of a copy's speed" in outcome.said
