@@ -36,7 +36,7 @@ from gpu import Gpus
 
 #: A result counts as long as these are the same.
 COUNTS_FOR = ("commit", "torch", "GPU")
-#: What logs.tar.gz has: of a log's end, of all logs, of all others. It stays below 16 MiB, whatever packs how small.
+#: What logs.tar.gz has: of a log's end, of all logs, of all others. It stays below 16 MiB, however badly they pack.
 SAVED = (".log", ".json", ".md", ".svg", ".xml")
 LOG_BYTES, LOGS_BYTES, OTHERS_BYTES = 300_000, 12_000_000, 4_000_000
 
