@@ -1,5 +1,6 @@
 #include "stream.h"
 
+#include "device.h"
 #include "faults.h"
 
 #include <ATen/Parallel.h>
@@ -51,6 +52,8 @@ bool Stream::is_idle() {
 }
 
 void Stream::work() {
+  // A copy to what a unit has on the host tells the unit, which asks for an event.
+  set_current_device(device_);
   at::init_num_threads();
   at::set_num_threads(1);
   const at::NoGradGuard without_gradients;
