@@ -7,6 +7,7 @@
 #include <shardwise/error.h>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
@@ -58,8 +59,12 @@ void Snapshot::take(std::vector<at::Tensor>& values) {
   }
 }
 
+// By a thread that has used no device: the first one would take memory for it.
 void Snapshot::wait() {
-  for (auto& event : copied_) event.synchronize();
+  for (auto& event : copied_) {
+    const c10::DeviceGuard on_its_device(event.device());
+    event.synchronize();
+  }
   copied_.clear();
 }
 
