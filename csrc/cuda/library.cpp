@@ -41,13 +41,14 @@ class Library final : public kernels::CudaLibrary {
 
 #ifdef SHARDWISE_WITH_KERNELS
   // The default stream cannot be asked while another one is captured, and is then not captured itself.
-  bool is_capturing(const c10::Stream& stream) const override {
+  std::optional<uint64_t> capture_of(const c10::Stream& stream) const override {
     auto status = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.native_handle()), &status) == cudaSuccess) {
-      return status != cudaStreamCaptureStatusNone;
+    unsigned long long capture = 0; // NOLINT(google-runtime-int): as CUDA has it
+    if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream.native_handle()), &status, &capture) == cudaSuccess) {
+      return status == cudaStreamCaptureStatusNone ? 0 : capture;
     }
     cudaGetLastError(); // Otherwise the next caller that asks would take it for its own.
-    return false;
+    return 0;
   }
 
   std::string why_no_kernels(at::Device device) const override {
@@ -78,8 +79,8 @@ class Library final : public kernels::CudaLibrary {
     check(launch_scale(current_stream(device), from, to, factor, moves));
   }
 #else
-  bool is_capturing(const c10::Stream& /*stream*/) const override {
-    return false;
+  std::optional<uint64_t> capture_of(const c10::Stream& /*stream*/) const override {
+    return std::nullopt;
   }
   std::string why_no_kernels(at::Device /*device*/) const override {
     return "it was built without nvcc";

@@ -162,7 +162,7 @@ Staging::WorkPtr Staging::carry(
     c10::function_ref<WorkPtr(const Copies& copies)> start) {
   const c10::DeviceGuard device(device_);
   const auto current = guard_of(device_).getStream(device_);
-  if (kernels::is_capturing(current)) {
+  if (kernels::capture_of(current) != 0) {
     raise_value_error(
         "shardwise: a graph cannot capture a collective of the direct transport, in which the host has a part. Use "
         "NCCL.");

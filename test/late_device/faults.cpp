@@ -15,7 +15,8 @@ namespace {
 std::mutex mutex;
 std::vector<std::string> faults;
 std::array<std::atomic<int64_t>, kDevices> waits;
-std::array<std::atomic<int>, kDevices> captures;
+std::array<std::atomic<uint64_t>, kDevices> captures;
+std::atomic<uint64_t> made;
 
 } // namespace
 
@@ -41,19 +42,19 @@ void count_host_wait(int device, const char* what) {
 }
 
 Capturing::Capturing(int device) : device_(device) {
-  ++captures[device];
+  captures[device] = ++made;
 }
 
 Capturing::~Capturing() {
-  --captures[device_];
+  captures[device_] = 0;
 }
 
 void Capturing::forbid(int device, const char* what) {
   TORCH_CHECK(captures[device] == 0, "late device: while a graph is captured, the host may not ", what);
 }
 
-bool Capturing::is_on(int device) {
-  return captures[device] > 0;
+uint64_t Capturing::on(int device) {
+  return captures[device];
 }
 
 } // namespace late

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,8 @@ class Capturing {
   Capturing(const Capturing&) = delete;
   Capturing& operator=(const Capturing&) = delete;
   static void forbid(int device, const char* what);
-  static bool is_on(int device);
+  /// Its number, which no other has; 0 if there is none.
+  static uint64_t on(int device);
 
  private:
   int device_;

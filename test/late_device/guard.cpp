@@ -51,7 +51,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   // Newer torches ask this; older ones have no such thing.
   bool isStreamCapturing(const c10::Stream& stream) const {
-    return Capturing::is_on(stream.device_index());
+    return Capturing::on(stream.device_index()) != 0;
   }
   bool queryStream(const c10::Stream& stream) const override {
     return of(stream).is_idle(stream.id());
@@ -68,10 +68,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) *event = new Recorded;
     const auto device = stream.device_index();
-    *static_cast<Recorded*>(*event) = {device, Capturing::is_on(device), of(stream).record(stream.id())};
+    *static_cast<Recorded*>(*event) = {device, Capturing::on(device), of(stream).record(stream.id())};
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) of(stream).wait(stream.id(), as_recorded(event).event);
+    if (event == nullptr) return;
+    const auto& recorded = as_recorded(event);
+    if (recorded.capture != Capturing::on(stream.device_index())) {
+      report(c10::str(
+          "a stream of capture ", Capturing::on(stream.device_index()), " was told to wait for an event of capture ",
+          recorded.capture, " (0 is none)."));
+    }
+    of(stream).wait(stream.id(), recorded.event);
   }
   bool queryEvent(void* event) const override {
     return event == nullptr || asked_by_host(event).query(as_recorded(event).event);
@@ -91,14 +98,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
  private:
   struct Recorded {
     int device = 0;
-    bool captured = false;
+    uint64_t capture = 0;
     Device::Event event = {};
   };
   /// The device of an event that the host asks or waits for. CUDA refuses one of a graph; and a thread whose current
   /// device is another one takes memory there for nothing.
   static Device& asked_by_host(void* event) {
     const auto& recorded = as_recorded(event);
-    if (recorded.captured) report("the host asked for an event that was recorded while a graph was captured.");
+    if (recorded.capture != 0) report("the host asked for an event that was recorded while a graph was captured.");
     if (recorded.device != current_device()) {
       report(c10::str(
           "the host asked for an event of device ", recorded.device, " while device ", current_device(),

@@ -20,8 +20,8 @@ c10::Stream current_stream(c10::Device device) {
 
 } // namespace
 
-bool is_captured(c10::Device device) {
-  return has_streams(device) && kernels::is_capturing(current_stream(device));
+uint64_t capture_of(c10::Device device) {
+  return has_streams(device) ? kernels::capture_of(current_stream(device)) : 0;
 }
 
 void need_no_capture(c10::Device device, c10::function_ref<std::string()> what, const char* remedy) {
@@ -36,21 +36,22 @@ void LastUse::note(const at::Tensor& memory) {
   if (stream_ && stream_->device() != memory.device()) *this = LastUse();
   if (!has_streams(memory.device())) return;
   stream_ = current_stream(memory.device());
-  captured_ = kernels::is_capturing(*stream_);
+  capture_ = kernels::capture_of(*stream_);
   if (!event_) event_.emplace(memory.device().type());
   event_->record(*stream_);
 }
 
-// A graph cannot wait for what came before its capture, and need not: a capture begins when the device is idle.
+// A graph cannot wait for what came before its capture, another graph's included, and need not: a capture begins when
+// the device is idle, and graphs are replayed one after the other.
 void LastUse::await(const at::Tensor& memory) {
   if (!stream_) return;
   const auto here = current_stream(memory.device());
-  if (here != *stream_ && captured_ == kernels::is_capturing(here)) event_->block(here);
+  if (here != *stream_ && capture_ == kernels::capture_of(here)) event_->block(here);
 }
 
 // Of what was captured nothing has run, and CUDA refuses to be asked.
 void LastUse::make_host_wait() const {
-  if (event_ && !captured_ && !event_->query()) event_->synchronize();
+  if (event_ && !captured() && !event_->query()) event_->synchronize();
 }
 
 void LastUse::tell_allocator(const at::Tensor& memory) const {

@@ -5,13 +5,17 @@
 #include <c10/core/Stream.h>
 #include <c10/util/FunctionRef.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 namespace shardwise::comm {
 
-/// Whether what is issued on the device's current stream is captured into a graph.
-bool is_captured(c10::Device device);
+/// The capture of a graph that what is issued on the device's current stream goes into; 0 if there is none.
+uint64_t capture_of(c10::Device device);
+inline bool is_captured(c10::Device device) {
+  return capture_of(device) != 0;
+}
 /// Called before the host waits for what is issued on that stream: raises Error if it is captured. `what` says for what
 /// the host waits, and `remedy` what to do.
 void need_no_capture(c10::Device device, c10::function_ref<std::string()> what, const char* remedy);
@@ -29,12 +33,12 @@ class LastUse {
   void tell_allocator(const at::Tensor& memory) const;
   /// Whether it was captured into a graph.
   bool captured() const {
-    return captured_;
+    return capture_ != 0;
   }
 
  private:
   std::optional<c10::Stream> stream_;
-  bool captured_ = false;
+  uint64_t capture_ = 0;
   std::optional<c10::Event> event_;
 };
 

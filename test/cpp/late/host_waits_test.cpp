@@ -26,7 +26,6 @@ TEST(LateEngine, ASteadyStepMayBeCaptured) {
 
 // A replay would go on with what the host saw during the capture.
 TEST(LateEngine, ACaptureInWhichTheHostMustWaitIsRefused) {
-  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
   run_ranks(2, [](Rank& rank) {
     const auto batch = tokens(0, rank.rank());
     const auto x = torch::ones({2, 6}, rank.device());

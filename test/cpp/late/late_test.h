@@ -21,13 +21,6 @@ inline c10::Stream new_stream(int index = 0) {
   return late::Device::of(index).new_stream();
 }
 
-/// Whether this torch's streams can tell that they are captured. Else tests of captures are skipped.
-template <typename Stream>
-constexpr bool kTells = requires(const Stream& stream) {
-  stream.is_capturing();
-};
-constexpr auto* kTellsNot = "this torch's streams do not tell that they are captured";
-
 /// `waits` goes on once all is done that `other` has by now.
 inline void wait_for(const c10::Stream& waits, const c10::Stream& other) {
   c10::Event event(at::kPrivateUse1);

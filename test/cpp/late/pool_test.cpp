@@ -28,7 +28,6 @@ TEST(LatePool, TheOptimizersStepIsNotThePeak) {
 }
 
 TEST(LatePool, WhatAGraphUsesStaysItsOwn) {
-  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
   const c10::DeviceGuard guard(late_device());
   comm::Buffers buffers;
   Counters counters;
@@ -57,8 +56,28 @@ TEST(LatePool, WhatAGraphUsesStaysItsOwn) {
   expect_no_fault();
 }
 
+// As the graphs of a forward and of its backward, or of two sizes of a batch.
+TEST(LatePool, GraphsShareItAndDoNotWaitForEachOther) {
+  const c10::DeviceGuard guard(late_device());
+  comm::Buffers buffers;
+  Counters counters;
+  const auto place_of_one = [&](const c10::Stream& stream) {
+    const c10::StreamGuard on(stream);
+    const auto one = buffers.take(100, at::TensorOptions(late_device()).dtype(at::kFloat), counters);
+    buffers.give(one);
+    return one.const_data_ptr();
+  };
+  const auto first = place_of_one(new_stream());
+  for (int graph = 0; graph < 2; ++graph) {
+    late::Device::of(late_device()).synchronize_all();
+    const late::Capturing capturing(0);
+    EXPECT_EQ(place_of_one(new_stream()), first);
+    EXPECT_EQ(place_of_one(new_stream()), first) << "within a graph, one stream waits for the other";
+  }
+  expect_no_fault();
+}
+
 TEST(LatePool, SoDoesWhatWasTakenBeforeAndGivenBackInIt) {
-  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
   const c10::DeviceGuard guard(late_device());
   comm::Buffers buffers;
   Counters counters;
@@ -73,7 +92,6 @@ TEST(LatePool, SoDoesWhatWasTakenBeforeAndGivenBackInIt) {
 }
 
 TEST(LatePool, SoDoFullCopiesThatAreKept) {
-  if (!kTells<c10::Stream>) GTEST_SKIP() << kTellsNot;
   run_ranks(2, [](Rank& rank) {
     for (const bool stale : {false, true}) {
       const torch::NoGradGuard no_grad;

@@ -81,6 +81,16 @@ TEST_F(LateStreams, AnEventOfAGraphIsNotForTheHost) {
   expect_fault({"recorded while a graph was captured"});
 }
 
+TEST_F(LateStreams, AGraphThatWaitsForWhatIsOutsideItIsFound) {
+  c10::Event event(at::kPrivateUse1);
+  event.record(here());
+  {
+    const late::Capturing capturing(0);
+    event.block(new_stream());
+  }
+  expect_fault({"was told to wait for an event of capture 0"});
+}
+
 TEST_F(LateStreams, AHostThatWaitsOnAnotherDeviceIsFound) {
   c10::Event event(at::kPrivateUse1);
   event.record(here(3));
