@@ -135,6 +135,12 @@ void Schedule::enter(Unit& unit, Keep keep) {
   if (observe::recording()) unit.begin_span();
 }
 
+void Schedule::distrust_copies() {
+  for (auto* unit : living_) {
+    if (unit != nullptr) unit->shard_written();
+  }
+}
+
 void Schedule::come_back(Unit& unit) {
   const Event event(*this, unit);
   order_.count_use(unit.id(), now());
@@ -153,6 +159,7 @@ void Schedule::leave(Unit& unit, bool exactly) {
   const Event event(*this, unit);
   if (another_runs_backward(unit.name())) return;
   order_.leave(unit.id(), exactly, *this);
+  if (was_captured_ && !unit.outer() && !now().with_gradients) distrust_copies();
 }
 
 void Schedule::fail_forward(Unit& unit) {

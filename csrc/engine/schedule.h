@@ -97,6 +97,11 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   void finish_sums();
   /// A backward died before its end.
   void abandon_backward() noexcept;
+  /// A graph captures what units do. From then on what a forward without gradients leaves is not trusted in the next
+  /// one: replays may change the shards meanwhile, which nobody sees.
+  void note_capture() {
+    was_captured_ = true;
+  }
   /// Whether this thread is the one that last ran a forward here.
   bool belongs_to_this_thread() const {
     return thread_ == std::this_thread::get_id();
@@ -139,6 +144,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   void join(const Expectation& expectation, bool another_is_first);
 
   bool perform(Action action) override;
+  void distrust_copies();
   void gather_list(const Unit& unit, bool backward);
 
   int64_t number_;
@@ -158,6 +164,7 @@ class SHARDWISE_API Schedule final : public std::enable_shared_from_this<Schedul
   std::vector<std::weak_ptr<Unit>> units_;
   /// The same as plain pointers; null once a unit is gone.
   std::vector<Unit*> living_;
+  bool was_captured_ = false;
   bool finalized_by_hand_ = false;
   bool hooks_wait_ = false;
   int64_t finalizations_ = 0;

@@ -192,11 +192,13 @@ bool Unit::begin_unshard() {
   bool all_there = true;
   bool under_way = false;
   bool all_near = ranks_.neighbours().size() > 1;
-  for_full_copies([&](const group::Copies& copies) {
+  const auto capture = comm::capture_of(mesh_.device());
+  if (capture != 0) schedule_->note_capture();
+  for_full_copies([&](group::Copies& copies) {
+    copies.use_in(capture, buffers());
     all_there = all_there && !copies.must_gather();
     under_way = under_way || copies.state() == group::Copies::State::gathering;
     all_near = all_near && copies.holds();
-    copies.use_memory(buffers());
   });
   if (all_there) return under_way;
   for (const auto& parameter : parameters_) parameter->hide_absent_gradient();

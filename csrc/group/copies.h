@@ -51,9 +51,12 @@ class Copies {
   void begin_unshard(
       const comm::Collectives& collectives, bool may_hold, comm::Buffers& buffers, const std::string& unit,
       Counters& counters);
-  /// Called where the copies are used: memory that is kept from one use to the next is used further.
-  void use_memory(comm::Buffers& buffers) const {
-    if (memory_.defined()) buffers.use(memory_);
+  /// Called before they are used in this capture of a graph, 0 for none. What was gathered in another one is out of
+  /// date: what a graph gathers is there only when it is replayed, and a replay needs what is in the shards by then.
+  void use_in(uint64_t capture, comm::Buffers& buffers) {
+    if (gathered_in_ != capture) mark_stale();
+    gathered_in_ = capture;
+    if (capture != 0 && memory_.defined()) buffers.use(memory_);
   }
   /// Finishes the gather under way, if any. Returns whether a shard was written meanwhile, so that the gather must be
   /// repeated. If `holders` is above 1, holds this rank's share of what that many consecutive ranks hold together.
@@ -127,6 +130,7 @@ class Copies {
   State state_ = State::freed;
   bool stale_ = false;
   int64_t gathered_versions_ = 0;
+  uint64_t gathered_in_ = 0;
 };
 
 } // namespace shardwise::group

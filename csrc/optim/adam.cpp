@@ -1,3 +1,4 @@
+#include "comm/streams/last_use.h"
 #include "optim/counted_state.h"
 #include "optim/fused_batch.h"
 
@@ -76,7 +77,8 @@ at::Tensor step_fused(
       const base::ComputeGuard guard;
       at::_foreach_sub_(counts, std::vector<at::Tensor>(counts.size(), scale.found_inf));
     }
-    for (auto* state : states) state->counted(/*may_skip=*/scale.found_inf.defined());
+    const bool is_captured = comm::is_captured(batch.device);
+    for (auto* state : states) state->counted(/*may_skip=*/scale.found_inf.defined(), is_captured);
   }
   return loss;
 }

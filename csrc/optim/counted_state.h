@@ -10,11 +10,12 @@
 
 namespace shardwise::optim {
 
-/// State whose count of steps is also on a device, which may skip a step without telling the host.
+/// State whose count of steps is also on a device, which may skip a step without telling the host, or make more of them
+/// in replays of a graph.
 class StepCount {
  public:
   virtual ~StepCount() = default;
-  /// Makes step() what the device has counted. Waits for the device if it may have skipped steps.
+  /// Makes step() what the device has counted. Waits for the device if it may have counted others.
   virtual void sync_from_device() = 0;
 };
 
@@ -34,22 +35,23 @@ class CountedState final : public State, public StepCount {
       const base::ComputeGuard guard;
       count_ = at::full({}, static_cast<double>(steps), at::TensorOptions(device).dtype(at::kFloat));
       known_ = steps;
-      may_be_less_ = false;
+      may_differ_ = false;
     }
     return count_;
   }
-  /// A step was made, which the device may skip.
-  void counted(bool may_skip) {
+  /// A step was made, which the device may skip, or which a graph captured.
+  void counted(bool may_skip, bool is_captured) {
     this->step(++known_);
-    may_be_less_ = may_be_less_ || may_skip;
+    may_differ_ = may_differ_ || may_skip;
+    is_captured_ = is_captured_ || is_captured;
   }
 
   void sync_from_device() override {
-    if (!may_be_less_ || std::as_const(*this).step() != known_) return;
+    if (!(may_differ_ || is_captured_) || std::as_const(*this).step() != known_) return;
     const base::ComputeGuard guard;
     known_ = static_cast<int64_t>(count_.template item<float>());
     this->step(known_);
-    may_be_less_ = false;
+    may_differ_ = false;
   }
 
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
@@ -71,9 +73,11 @@ class CountedState final : public State, public StepCount {
   }
 
   at::Tensor count_;
-  /// The number that count_ had, or at least, if steps may have been skipped since.
+  /// The number that count_ had when it was last known.
   int64_t known_ = 0;
-  bool may_be_less_ = false;
+  bool may_differ_ = false;
+  /// Whether a graph counts too, whenever it is replayed.
+  bool is_captured_ = false;
 };
 
 } // namespace shardwise::optim
