@@ -92,7 +92,8 @@ TEST(LatePool, SoDoesWhatWasTakenBeforeAndGivenBackInIt) {
 }
 
 TEST(LatePool, SoDoFullCopiesThatAreKept) {
-  run_ranks(2, [](Rank& rank) {
+  // With one rank the pool has nothing but full copies.
+  run_ranks(1, [](Rank& rank) {
     for (const bool stale : {false, true}) {
       const torch::NoGradGuard no_grad;
       torch::nn::Linear first(8, 8), second(8, 8);
