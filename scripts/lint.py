@@ -24,7 +24,7 @@ STAMPS = ROOT / "build" / "lint"
 PYTHON_CHECKED = ("scripts", "test/run.py")
 # clang-tidy takes over a minute for a file that includes one of these.
 COSTLY = re.compile(r"torch/(torch|extension|python)\.h|torch/csrc/api/|torch/csrc/utils/pybind\.h|pybind11/")
-BATCH = 8
+BATCH = 24
 
 
 def program(name: str) -> str:

@@ -67,7 +67,7 @@ void wrap_for_ever(const FullyShardOptions& options) {
 }
 
 /// A rank that uses it comes no further.
-class StuckStore : public c10d::PrefixStore {
+class EndlessStore : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;
   bool check(const std::vector<std::string>& /*keys*/) override {
@@ -161,7 +161,7 @@ TEST(LostRanks, ADeathBetweenComingAndTheRoll) {
     comm::store_barrier(first);
     kill(1s);
     auto second = spec_of(rank, "second");
-    if (rank.rank() == 2) second.store = c10::make_intrusive<StuckStore>("second", second.store);
+    if (rank.rank() == 2) second.store = c10::make_intrusive<EndlessStore>("second", second.store);
     comm::make_second_group(*group, {}, second);
   });
 }
