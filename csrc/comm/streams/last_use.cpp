@@ -4,6 +4,7 @@
 
 #include <shardwise/error.h>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
@@ -51,7 +52,10 @@ void LastUse::await(const at::Tensor& memory) {
 
 // Of what was captured nothing has run, and CUDA refuses to be asked.
 void LastUse::make_host_wait() const {
-  if (event_ && !captured() && !event_->query()) event_->synchronize();
+  if (!event_ || captured()) return;
+  // With another device current, CUDA would take memory there.
+  const c10::DeviceGuard device(stream_->device());
+  if (!event_->query()) event_->synchronize();
 }
 
 void LastUse::tell_allocator(const at::Tensor& memory) const {

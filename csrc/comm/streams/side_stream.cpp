@@ -2,6 +2,7 @@
 
 #include "base/caller.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -52,6 +53,8 @@ void SideStream::follow(SideStream& other, c10::Device device) {
 
 void SideStream::make_host_wait() {
   for (auto& lane : lanes_) {
+    // With another device current, CUDA would take memory there.
+    const c10::DeviceGuard device(lane.stream.device());
     lane.event.record(lane.stream);
     lane.event.synchronize();
   }

@@ -1,4 +1,6 @@
 // Shards and gradients in the host's memory, and full copies on the late device.
+#include "comm/collectives/buffers.h"
+#include "comm/streams/side_stream.h"
 #include "ranks/hybrid_models.h"
 #include "steps.h"
 
@@ -117,6 +119,19 @@ TEST(LateOffload, BackwardsThatTheProgramEnds) {
   });
 }
 
+// A program may leave the first device current where it trains on another one.
+TEST(LateOffload, TheHostWaitsWithTheDeviceOfTheCopiesCurrent) {
+  const auto there = at::ones({4}, late_device(1));
+  const auto on_host = at::zeros({4}).pin_memory(late_device(1).type());
+  comm::Buffers buffers;
+  auto use = buffers.note(there);
+  comm::HostCopies copies;
+  copies.begin(there, use, /*waits=*/false, [&] { on_host.copy_(there, /*non_blocking=*/true); });
+  copies.wait();
+  expect_no_fault();
+  EXPECT_TRUE(at::equal(on_host, at::ones({4})));
+}
+
 // Of what was captured nothing has run that the host could wait for.
 TEST(LateOffload, AShardMayBeWrittenAfterACapture) {
   run_ranks(2, [](Rank& rank) {
@@ -147,6 +162,7 @@ TEST(LateOffload, AShardMayBeWrittenRightAfterAForward) {
         if (loads) {
           load_full_state_dict(ours, dict, LoadStateDictOptions().broadcast_from_rank0(false));
         } else {
+          const c10::DeviceGuard another(late_device(1 - rank.rank()));
           for (auto& parameter : ours->parameters()) parameter.mul_(1.25);
         }
         assert_close(loss, stack_loss(reference, step, 0), "step");
