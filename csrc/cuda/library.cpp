@@ -45,7 +45,8 @@ class Library final : public kernels::CudaLibrary {
     auto status = cudaStreamCaptureStatusNone;
     unsigned long long capture = 0; // NOLINT(google-runtime-int): as CUDA has it
     if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream.native_handle()), &status, &capture) == cudaSuccess) {
-      return status == cudaStreamCaptureStatusNone ? 0 : capture;
+      // Whatever CUDA counts from: 0 is none.
+      return status == cudaStreamCaptureStatusNone ? 0 : capture + 1;
     }
     cudaGetLastError(); // Otherwise the next caller that asks would take it for its own.
     return 0;
